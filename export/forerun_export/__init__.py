@@ -1,0 +1,1 @@
+"""What turns checkpoints into engine directories; production code imports only `forerun`."""

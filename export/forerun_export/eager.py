@@ -1,0 +1,198 @@
+"""The source checkpoint run eagerly in PyTorch by transformers: what built graphs are compared with.
+
+transformers reads the checkpoint and runs it with code of its own, so that a mistake of the front end, of a pass or
+of a kernel shows as a difference.
+"""
+
+import contextlib
+import functools
+import gc
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.overrides import TorchFunctionMode
+
+from forerun.errors import ExportError
+from forerun_export.progress import Report, silent
+from forerun_export.sources import Source
+
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids at the positions `first_position`, `first_position + 1`, .."""
+
+    tokens: tuple[int, ...]
+    first_position: int = 0
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the checkpoint says about some prompts.
+
+    `logits[i]` [T,V] of prompt i in float64; `rounding[i]` is the largest difference between them and the same
+    model run in float32; `name` says what made them.
+    """
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    logits: tuple[Doubles, ...]
+    rounding: tuple[float, ...]
+
+
+def eager_references(
+    source: Source,
+    prompts: Sequence[Prompt],
+    *,
+    variants: Sequence[tuple[int, ...]] = ((),),
+    report: Report = silent,
+) -> Mapping[tuple[int, ...], Reference]:
+    """The reference of the checkpoint with each tuple of layers in `variants` left out.
+
+    The model is in memory once: first in float32 (4 bytes a weight), then in float64 (8).
+    Raises ExportError if transformers cannot load or run the checkpoint.
+    """
+    with _quiet():
+        report("Loading the checkpoint in PyTorch")
+        model = _load(source)
+        single = {variant: _run(model, prompts, variant) for variant in variants}
+        report("Running it in float64")
+        model.double()
+        with _EverythingDouble():
+            double = {variant: _run(model, prompts, variant) for variant in variants}
+    name = f"transformers {_version()}, eager, float64"
+    del model
+    gc.collect()
+    return {
+        variant: Reference(
+            name, tuple(prompts), double[variant], _differences(single[variant], double[variant])
+        )
+        for variant in variants
+    }
+
+
+class _EverythingDouble(TorchFunctionMode):
+    """Computes in float64 where a model asks for float32 by name (norms, softmax, rotary angles)."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function is torch.Tensor.float:
+            function = torch.Tensor.double
+        doubled = {key: _double(value) for key, value in (kwargs or {}).items()}
+        return function(*(_double(value) for value in args), **doubled)
+
+
+def _double(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+def _differences(single: Sequence[Doubles], double: Sequence[Doubles]) -> tuple[float, ...]:
+    return tuple(float(np.abs(a - b).max()) for a, b in zip(single, double, strict=True))
+
+
+def _run(model: Any, prompts: Sequence[Prompt], left_out: tuple[int, ...]) -> tuple[Doubles, ...]:
+    with _without_layers(model, left_out), torch.no_grad():
+        return tuple(_logits(model, prompt) for prompt in prompts)
+
+
+def _logits(model: Any, prompt: Prompt) -> Doubles:
+    ids = torch.tensor([prompt.tokens])
+    positions = torch.arange(len(prompt.tokens))[None] + prompt.first_position
+    logits: Doubles = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0].double().numpy()
+    return logits
+
+
+@contextlib.contextmanager
+def _without_layers(model: Any, left_out: tuple[int, ...]) -> Iterator[None]:
+    decoder = model.get_decoder()
+    layers = decoder.layers
+    decoder.layers = torch.nn.ModuleList(
+        layer for number, layer in enumerate(layers) if number not in left_out
+    )
+    try:
+        yield
+    finally:
+        decoder.layers = layers
+
+
+def _load(source: Source) -> Any:
+    import transformers
+
+    try:
+        if source.kind == "gguf":
+            return _load_gguf(source)
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            source.path,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            local_files_only=True,
+            use_safetensors=True,
+        ).eval()
+    except ExportError:
+        raise
+    except MemoryError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ExportError(
+            f"transformers cannot load {source.text} to compare with: {reason[:300]}; choose a checkpoint that it knows"
+        ) from error
+
+
+def _load_gguf(source: Source) -> Any:
+    """As `from_pretrained(gguf_file=..)` does it, which however insists on the accelerate package."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    from transformers.modeling_utils import no_init_weights
+
+    with _one_reader():
+        numbers = load_gguf_checkpoint(str(source.path))["config"]
+        config = AutoConfig.for_model(numbers.pop("model_type"), **numbers)
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        tensors = load_gguf_checkpoint(str(source.path), return_tensors=True, model_to_load=model)["tensors"]
+    missing, _ = model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()
+    tied = set(model._tied_weights_keys or ()) if config.tie_word_embeddings else set()
+    if lacking := [name for name in missing if name not in tied]:
+        raise ExportError(f"{source.text} lacks {len(lacking)} weights ({lacking[0]}, ..); fetch it again")
+    return model.float().eval()
+
+
+@contextlib.contextmanager
+def _one_reader() -> Iterator[None]:
+    """Let both reads share one GGUFReader, which takes seconds to go through a vocabulary."""
+    original = gguf.GGUFReader
+    gguf.GGUFReader = functools.cache(original)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = original
+
+
+def _version() -> str:
+    import transformers
+
+    return str(transformers.__version__)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No bars and no notices of transformers on the terminal."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(verbosity)

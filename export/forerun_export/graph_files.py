@@ -1,0 +1,110 @@
+"""Writing graphs: one protobuf beside one weight file, and graphs that share another graph's weight file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+
+from forerun.errors import ExportError
+from forerun_export.passes.graph_tools import sizes
+
+# Below this size a tensor stays in the graph file: shape constants and scalars, which onnxruntime reads at load.
+INLINE_BYTES = 1024
+# onnxruntime maps external data straight from the file: page-aligned tensors need no copy.
+ALIGNMENT = 4096
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
+
+
+def save_graph(
+    model: ir.Model, graph_path: Path, weights_path: Path, *, progress: Progress | None = None
+) -> None:
+    """Write `model`; tensors of INLINE_BYTES or more go to `weights_path`, which must lie in the graph's folder.
+
+    Tensors are made, written and dropped one at a time. The model's own tensors stay as they were.
+    """
+    large = [(name, value) for name, value in model.graph.initializers.items() if _is_large(value)]
+    total = sum(_tensor(value).nbytes for _, value in large)
+    places: dict[str, ir.ExternalTensor] = {}
+    with open(weights_path, "wb") as file:
+        for name, value in large:
+            file.write(bytes(-file.tell() % ALIGNMENT))
+            places[name] = _place(_tensor(value), name, weights_path.name, file.tell())
+            file.write(_bytes(_tensor(value).numpy()).data)
+            if progress is not None:
+                progress(file.tell(), max(total, file.tell()))
+    _write_graph(model, graph_path, places)
+
+
+def save_sharing_graph(model: ir.Model, graph_path: Path, owner_path: Path) -> None:
+    """Write only the graph of `model`, each large tensor pointing at the same-named one of the graph `owner_path`.
+
+    The location is written as the owner has it; whoever loads the graph gives onnxruntime the owner's folder
+    (`session.model_external_initializers_file_folder_path`). Raises ExportError if a tensor's bytes are not there.
+    """
+    owned = external_tensors(owner_path)
+    places: dict[str, ir.ExternalTensor] = {}
+    for name, value in model.graph.initializers.items():
+        if not _is_large(value):
+            continue
+        place = owned.get(name)
+        if place is None or not _same(place, _tensor(value)):
+            raise ExportError(
+                f"weight {name} of {graph_path.name} is not in {owner_path}; export both together"
+            )
+        places[name] = place
+    _write_graph(model, graph_path, places)
+
+
+def external_tensors(graph_path: Path) -> dict[str, ir.ExternalTensor]:
+    """The tensors of a saved graph that lie in its weight file, by name."""
+    graph = ir.load(graph_path).graph
+    tensors = {name: value.const_value for name, value in graph.initializers.items()}
+    return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, ir.ExternalTensor)}
+
+
+def _same(place: ir.ExternalTensor, tensor: ir.TensorProtocol) -> bool:
+    if place.dtype != tensor.dtype or place.shape != tensor.shape:
+        return False
+    with open(place.path, "rb") as file:
+        file.seek(place.offset or 0)
+        written = np.fromfile(file, np.uint8, place.nbytes)
+    return np.array_equal(written, _bytes(tensor.numpy()))
+
+
+def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _is_large(value: ir.Value) -> bool:
+    return _tensor(value).nbytes >= INLINE_BYTES
+
+
+def _tensor(value: ir.Value) -> ir.TensorProtocol:
+    if value.const_value is None:
+        raise ExportError(f"the checkpoint has no weight for {value.name}; it is incomplete, fetch it again")
+    return value.const_value
+
+
+def _place(tensor: ir.TensorProtocol, name: str, location: str, offset: int) -> ir.ExternalTensor:
+    return ir.ExternalTensor(
+        location,
+        offset,
+        tensor.nbytes,
+        tensor.dtype,
+        shape=ir.Shape(sizes(tensor)),
+        name=name,
+        base_dir="",
+    )
+
+
+def _write_graph(model: ir.Model, graph_path: Path, places: dict[str, ir.ExternalTensor]) -> None:
+    copy = model.clone()
+    for name, place in places.items():
+        copy.graph.initializers[name].const_value = place
+    onnx.save(ir.to_proto(copy), graph_path)

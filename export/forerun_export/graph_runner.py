@@ -1,0 +1,110 @@
+"""A decoder graph run from numpy arrays: for parity checks, tests and benches, never in production."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from forerun.backends.ort import THREAD_POOL
+from forerun.errors import ExportError
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
+
+FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
+
+
+class Caches:
+    """The key and value caches [B,H,C,D] of every layer, zeroed, written in place by `GraphRunner.run`."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, int, int, int]]) -> None:
+        empty = onnxruntime.OrtValue.ortvalue_from_numpy
+        self.values = {name: empty(np.zeros(shape, np.float32)) for name, shape in shapes.items()}
+
+    def numpy(self, name: str) -> Floats:
+        """A copy of one cache [B,H,C,D], for example `k_cache.0`."""
+        copy: Floats = self.values[name].numpy()
+        return copy
+
+
+class GraphRunner:
+    """One decoder graph in contract form on onnxruntime's CPU provider, on the process-wide thread pool.
+
+    `weights_folder` is where the graph's external data lies, if not beside the graph (a draft that shares the
+    target's weights). Raises ExportError if onnxruntime cannot load the graph.
+    """
+
+    def __init__(
+        self, graph_path: Path, *, weights_folder: Path | None = None, threads: int | None = None
+    ) -> None:
+        THREAD_POOL.share(threads)
+        options = onnxruntime.SessionOptions()
+        options.use_per_session_threads = False
+        options.log_severity_level = 3
+        options.add_session_config_entry(FOLDER_OF_WEIGHTS, str(weights_folder or graph_path.parent))
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(graph_path), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            reason = str(error).splitlines()[0]
+            raise ExportError(f"onnxruntime cannot load {graph_path}: {reason}; export it again") from error
+        self._cache_sizes = {
+            node.name: (int(node.shape[1]), int(node.shape[3]))
+            for node in self._session.get_inputs()
+            if "_cache." in node.name
+        }
+        self.vocabulary_size = int(self._session.get_outputs()[0].shape[2])
+
+    def new_caches(self, batch: int, capacity: int) -> Caches:
+        """Empty caches for `batch` rows of `capacity` slots."""
+        return Caches(
+            {name: (batch, heads, capacity, size) for name, (heads, size) in self._cache_sizes.items()}
+        )
+
+    def run(
+        self,
+        caches: Caches,
+        tokens: npt.ArrayLike,
+        write_indices: Sequence[int],
+        *,
+        positions: npt.ArrayLike | None = None,
+        tree_mask: npt.ArrayLike | None = None,
+        logit_rows: npt.ArrayLike | None = None,
+    ) -> Floats:
+        """Write `tokens` [B,S] into the caches from slot `write_indices[b]` on; the logits [B,R,V] of `logit_rows`.
+
+        By default the tokens are a chain, at the positions of their slots, and every row has logits (R = S).
+        """
+        ids = np.asarray(tokens, np.int64)
+        batch, new = ids.shape
+        write = np.asarray(write_indices, np.int64)
+        if positions is None:
+            positions = write[:, None] + np.arange(new)
+        if tree_mask is None:
+            tree_mask = np.broadcast_to(np.tril(np.ones((new, new), bool)), (batch, new, new))
+        if logit_rows is None:
+            logit_rows = np.broadcast_to(np.arange(new), (batch, new))
+        feeds = {
+            "input_ids": ids,
+            "position_ids": np.ascontiguousarray(positions, np.int64),
+            "write_indices": write,
+            "tree_mask": np.ascontiguousarray(tree_mask, bool),
+            "logit_rows": np.ascontiguousarray(logit_rows, np.int64),
+        }
+        return self._run_bound(feeds, caches)
+
+    def _run_bound(self, feeds: Mapping[str, np.ndarray], caches: Caches) -> Floats:
+        binding = self._session.io_binding()
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        for name, value in caches.values.items():
+            binding.bind_ortvalue_input(name, value)
+        binding.bind_output("logits")
+        for name, value in caches.values.items():
+            binding.bind_ortvalue_output(name.replace("_cache.", "_cache_out."), value)
+        self._session.run_with_iobinding(binding)
+        logits: Floats = binding.get_outputs()[0].numpy()
+        return logits

@@ -1,0 +1,75 @@
+"""Turns sampling graphs into ONNX files of plain standard operators."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx_ir
+from onnx_ir.passes import Sequential
+from onnx_ir.passes.common import (
+    ClearMetadataAndDocStringPass,
+    InlinePass,
+    NameFixPass,
+    RemoveUnusedNodesPass,
+)
+from onnxscript.optimizer import optimize_ir
+
+from forerun_export.sampling import graphs
+
+IR_VERSION = 11
+
+SAMPLING_GRAPHS: dict[str, Callable[..., Any]] = {
+    "draw": graphs.draw,
+    "draw-greedy": graphs.draw_greedy,
+    "propose": graphs.propose,
+    "propose-greedy": graphs.propose_greedy,
+    "verify-residual": graphs.verify_residual,
+    "verify-greedy": graphs.verify_greedy,
+}
+
+
+def save_sampling_graphs(folder: Path, vocabulary_size: int) -> dict[str, Path]:
+    """Write every sampling graph for a vocabulary of `vocabulary_size` tokens; return its file by name."""
+    files = {name: folder / f"{name}.onnx" for name in SAMPLING_GRAPHS}
+    for name, graph in SAMPLING_GRAPHS.items():
+        onnx_ir.save(sampling_model(graph, vocabulary_size), files[name])
+    return files
+
+
+def sampling_model(graph: Callable[..., Any], vocabulary_size: int) -> onnx_ir.Model:
+    """The model of a traced graph, with V fixed, its formulas inlined and its constants folded."""
+    model: onnx_ir.Model = onnx_ir.from_proto(graph.to_model_proto())  # type: ignore[attr-defined]
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        sizes = value.shape or ()
+        value.shape = onnx_ir.Shape(vocabulary_size if str(size) == "V" else size for size in sizes)
+    InlinePass()(model)
+    _forget_inner_shapes(model)
+    optimize_ir(model)
+    _drop_empty_pads(model)
+    Sequential(RemoveUnusedNodesPass(), ClearMetadataAndDocStringPass(), NameFixPass())(model)
+    model.ir_version = IR_VERSION
+    return model
+
+
+def _forget_inner_shapes(model: onnx_ir.Model) -> None:
+    """Drop the shapes that inlined formulas declare: "R" is K in one and K+1 in the next.
+
+    onnxruntime lets tensors of equal symbolic shapes share memory, so a wrong name is a wrong buffer.
+    """
+    for node in model.graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = None
+
+
+def _drop_empty_pads(model: onnx_ir.Model) -> None:
+    """Take out every Pad that adds nothing: it would copy all logits."""
+    for node in model.graph:
+        if node.op_type == "Pad" and _is_zero(node.inputs[1]) and (rows := node.inputs[0]):
+            onnx_ir.convenience.replace_all_uses_with(node.outputs[0], rows)
+            model.graph.remove(node, safe=True)
+
+
+def _is_zero(value: onnx_ir.Value | None) -> bool:
+    constant = value.const_value if value else None
+    return constant is not None and not constant.numpy().any()

@@ -1,0 +1,76 @@
+"""Key/value caches of one model: who owns which slots.
+
+    row      0    1    2  ...      one row a sequence; rows in use are always 0 .. n-1
+    slot     0 .. cached-1         the row's committed tokens (all but the pending one)
+             cached .. capacity-1  stale: never seen, because the mask hides it, and overwritten in place
+
+Rolling back is using a smaller write index. The capacity grows in steps, so that attention pays for the tokens in
+use and not for the longest context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forerun.engine import Backend, ElementType, Tensor
+from forerun.manifest import Architecture
+
+CAPACITY_STEP = 256
+"""Slots by which capacity grows: a growth copies the cache, about as long as one call of the model."""
+
+
+class KeyValueCache:
+    """Tensors [rows, H, capacity, D], a key and a value for each layer."""
+
+    def __init__(self, backend: Backend, architecture: Architecture) -> None:
+        self._backend = backend
+        self._heads = architecture.kv_heads
+        self._head_size = architecture.head_size
+        self._layers = architecture.layers
+        self.rows = 0
+        self.capacity = 0
+        self.generation = 0  # counts the times that tensors have moved
+        self._tensors: list[Tensor] = []
+
+    def reserve(self, rows: int, slots: int) -> None:
+        """Make room for `rows` rows of `slots` tokens; when tensors move, bindings to them are void.
+
+        Raises BackendError where memory ends; the cache is then as it was.
+        """
+        if rows <= self.rows and slots <= self.capacity:
+            return
+        rows, capacity = max(rows, self.rows), max(self.capacity, _round_up(slots, CAPACITY_STEP))
+        shape = (rows, self._heads, capacity, self._head_size)
+        grown = [self._backend.allocate(ElementType.FLOAT, shape) for _ in range(2 * self._layers)]
+        for new, old in zip(grown, self._tensors, strict=False):
+            self._copy_rows(new, old)
+        self.rows, self.capacity, self._tensors = rows, capacity, grown
+        self.generation += 1
+
+    def _copy_rows(self, new: Tensor, old: Tensor) -> None:
+        size = self.capacity * self._head_size
+        for index in range(self.rows * self._heads):
+            start = index * new.shape[2] * self._head_size
+            self._backend.copy(new.view(size, offset=start), old.view(size, offset=index * size))
+
+    def move(self, source: int, target: int) -> None:
+        """Copy row `source` over row `target`, every slot. A row that no one has reserved holds nothing."""
+        if source >= self.rows:
+            return
+        for tensor in self._tensors:
+            self._backend.copy(self._rows(tensor, target, 1), self._rows(tensor, source, 1))
+
+    def tensors(self, first_row: int, rows: int) -> Iterator[tuple[str, str, Tensor]]:
+        """(input name, output name, tensor) of each cache, for the rows from `first_row` on."""
+        for index, tensor in enumerate(self._tensors):
+            name = f"{'kv'[index % 2]}_cache"
+            view = self._rows(tensor, first_row, rows)
+            yield f"{name}.{index // 2}", f"{name}_out.{index // 2}", view
+
+    def _rows(self, tensor: Tensor, first_row: int, rows: int) -> Tensor:
+        shape = (rows, *tensor.shape[1:])
+        return tensor.view(*shape, offset=first_row * self._heads * self.capacity * self._head_size)
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step

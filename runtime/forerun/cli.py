@@ -1,0 +1,233 @@
+"""The command line: `forerun export`, `generate` and `inspect`.
+
+Heavy modules are imported inside the commands, so that `--help` and mistakes answer at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from forerun.errors import EngineError, ExportError, ForerunError, RequestError
+
+if TYPE_CHECKING:
+    from forerun.decoder import Decoder, Generation
+
+
+class OneLineErrors(click.Group):
+    """A group whose errors are one line each: `Error: what is wrong; what to do`. Exit codes 2 (usage) and 1."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """See `click.Command.main`."""
+        run = functools.partial(super().main, args, prog_name, complete_var, standalone_mode=False, **extra)
+        if not standalone_mode:
+            return run()
+        try:
+            code: int | None = run()  # a code from --help and --version, nothing from a command
+            sys.exit(code)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            _fail(error.format_message(), error.exit_code)
+        except click.Abort:
+            _fail("interrupted", 130)
+        except ForerunError as error:
+            _fail(str(error), 2 if isinstance(error, RequestError) else 1)
+
+
+def _fail(message: str, code: int) -> None:
+    click.echo(f"Error: {' '.join(message.split())}", err=True)
+    sys.exit(code)
+
+
+@click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="forerun", message="%(prog)s %(version)s")
+def main() -> None:
+    """Lossless speculative decoding on ONNX Runtime and TensorRT."""
+
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object as the last line of stdout."
+)
+directory_argument = click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+
+
+def _draft_length(context: click.Context, parameter: click.Parameter, value: str) -> int | None:
+    if value == "auto":
+        return None
+    if value.isascii() and value.isdigit():
+        return int(value)
+    raise click.BadParameter(f"{value!r} is neither 'auto' nor a whole number of at least 0")
+
+
+@main.command()
+@directory_argument
+@click.argument("prompt", required=False)
+@click.option(
+    "--prompt-file", type=click.File(encoding="utf-8"), help="Read the prompt from a file; - is stdin."
+)
+@click.option("--raw", is_flag=True, help="Continue the prompt as it stands, without the chat template.")
+@click.option(
+    "--max-new-tokens", type=int, default=256, show_default=True, help="Tokens to emit at the most."
+)
+@click.option(
+    "--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token."
+)
+@click.option(
+    "--seed", type=int, help="Makes a sampled text repeatable. Without it, a fresh one is taken and told."
+)
+@click.option(
+    "--stop", multiple=True, metavar="TEXT", help="Text that ends the output. May be given several times."
+)
+@click.option(
+    "--law",
+    type=click.Choice(["auto", "residual", "greedy"]),
+    default="auto",
+    show_default=True,
+    help="Rule of acceptance; auto is greedy at temperature 0, else residual.",
+)
+@click.option(
+    "--draft",
+    type=click.Choice(["auto", "model", "none"]),
+    default="auto",
+    show_default=True,
+    help="What proposes tokens; none is plain decoding.",
+)
+@click.option(
+    "--draft-length",
+    callback=_draft_length,
+    default="auto",
+    show_default=True,
+    metavar="auto|N",
+    help="Tokens proposed in a round.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads. [default: the CPUs there are]")
+@click.option(
+    "--trace", is_flag=True, help="Show every round on stderr, tokens coloured by how they came about."
+)
+@json_option
+def generate(
+    directory: Path,
+    prompt: str | None,
+    prompt_file: IO[str] | None,
+    threads: int | None,
+    trace: bool,
+    as_json: bool,
+    **controls: Any,
+) -> None:
+    """Continue PROMPT with the engines in DIR. The text goes to stdout."""
+    from forerun.controls import make_controls
+    from forerun.decoder import Decoder
+    from forerun.request import Request
+
+    text = _prompt(prompt, prompt_file)
+    request = Request(text, make_controls(controls))
+    with Decoder(directory, threads=threads, load_draft=controls["draft"] != "none") as decoder:
+        generation = _run(decoder, request, trace=trace, echo=not (trace or as_json))
+    if as_json:
+        click.echo(json.dumps(generation.to_json(), ensure_ascii=False))
+    elif trace:
+        click.echo(generation.text)
+    else:
+        click.echo()
+
+
+def _prompt(prompt: str | None, file: IO[str] | None) -> str:
+    if prompt is not None and file is None:
+        return prompt
+    if prompt is not None or file is None:
+        raise click.UsageError("give the prompt once: as PROMPT or with --prompt-file (- reads stdin)")
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(
+            f"--prompt-file {file.name} is not UTF-8 text ({error.reason}); convert it"
+        ) from error
+
+
+def _run(decoder: Decoder, request: Any, *, trace: bool, echo: bool) -> Generation:
+    show: Callable[[Any], None] = lambda chunk: click.echo(chunk.text, nl=False) if echo else None  # noqa: E731
+    tracer = None
+    if trace:
+        from rich.console import Console
+
+        from forerun.trace import Trace
+
+        tracer = Trace(Console(stderr=True, highlight=False), decoder.tokenizer)
+        show = tracer.round
+    chunks = decoder.stream(request)
+    while True:
+        try:
+            show(next(chunks))
+        except StopIteration as stop:
+            generation: Generation = stop.value
+            break
+    if tracer is not None:
+        tracer.summary(generation)
+    return generation
+
+
+@main.command()
+@directory_argument
+@click.option("--verify", is_flag=True, help="Hash every file and load every graph, not only check sizes.")
+@json_option
+def inspect(directory: Path, verify: bool, as_json: bool) -> None:
+    """Tell what DIR holds, and whether it is whole."""
+    from forerun.directory import EngineDirectory
+    from forerun.inspection import describe, to_json, violations
+
+    engines = EngineDirectory.open(directory)
+    found = violations(engines) if verify else None
+    if as_json:
+        click.echo(json.dumps(to_json(engines, found), ensure_ascii=False))
+    else:
+        click.echo(describe(engines, found))
+    if found:
+        raise EngineError(f"{directory}: {'; '.join(found)}; export again")
+
+
+@main.command()
+@click.argument("recipe", required=False, type=click.Path(path_type=Path), metavar="[RECIPE.toml]")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Engine directory to write.")
+@click.option("--target", metavar="SRC", help="A GGUF file, a Hugging Face folder or a hub id.")
+@click.option("--draft", metavar="SRC|layers:N,..", help="A source, or the target without these layers.")
+@click.option("--precision", help="Precision of the target's weights.")
+@click.option("--draft-precision", help="Precision of the draft's weights. [default: the target's]")
+@click.option("--device", help="What the engines will run on.")
+@click.option("--context", type=int, help="Tokens of a row, prompt and answer together.")
+@click.option("--batch", type=int, help="Rows decoded together.")
+@click.option("--draft-length", type=int, help="K: the most tokens that one round may propose.")
+@click.option("--frontend", help="What turns a checkpoint into a graph.")
+@click.option("--force", is_flag=True, help="Build even where the same engines are there already.")
+@json_option
+def export(recipe: Path | None, out: Path, force: bool, as_json: bool, **options: Any) -> None:
+    """Build an engine directory from a recipe, from options, or from a recipe with options on top."""
+    try:
+        from forerun_export.build import export as build  # noqa: TID251 - the export side, and only here
+        from forerun_export.progress import console_progress  # noqa: TID251
+
+        from forerun_export.recipe import read_recipe  # noqa: TID251
+    except ModuleNotFoundError as error:
+        raise ExportError(
+            f"exporting needs the package {error.name}; install it with: pip install 'forerun[export]'"
+        ) from error
+    with console_progress() as progress:
+        result = build(read_recipe(recipe, options), out, force=force, progress=progress)
+    if as_json:
+        click.echo(json.dumps(result.to_json()))
+    else:
+        click.echo(result.summary())

@@ -1,0 +1,216 @@
+"""The library's face: open an engine directory, generate, stream."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, overload
+
+from forerun import contract
+from forerun.backends import open_backend
+from forerun.controls import Controls
+from forerun.directory import EngineDirectory
+from forerun.draft import Draft, ModelDraft
+from forerun.errors import RequestError
+from forerun.laws import SamplingGraphs
+from forerun.loop import Loop
+from forerun.manifest import ModelRecord
+from forerun.model import CachedModel
+from forerun.request import Prompt, Request, as_request, check_tokens, is_batch, prompt_tokens
+from forerun.row import Chunk, FinishReason, Row
+from forerun.scheduler import Scheduler
+from forerun.stats import Stats
+from forerun.tokenizer import Tokenizer
+
+DEFAULT_DRAFT_LENGTH = 4
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One finished sequence. `token_ids` are the emitted tokens; an end token is among them, but not in `text`."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_tokens: int
+    finish_reason: FinishReason
+    seed: int
+    stats: Stats
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `forerun generate --json` prints."""
+        return {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "prompt_tokens": self.prompt_tokens,
+            "finish_reason": self.finish_reason,
+            "seed": self.seed,
+            "stats": self.stats.to_json(),
+        }
+
+
+class Decoder:
+    """An engine directory, loaded. Safe to use from several threads: their sequences share batches.
+
+    Sequences never influence each other, so what else runs at the same time changes the speed only.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, threads: int | None = None, load_draft: bool = True
+    ) -> None:
+        self.directory = EngineDirectory.open(Path(path))
+        self.manifest = manifest = self.directory.manifest
+        self.backend = open_backend(manifest.backend.name, manifest.backend.device, threads=threads)
+        self.tokenizer = Tokenizer.open(
+            self.directory.path,
+            end_tokens=manifest.tokenizer.end_tokens,
+            bos_token=manifest.tokenizer.bos_token,
+            eos_token=manifest.tokenizer.eos_token,
+        )
+        sampling = SamplingGraphs(
+            {name: self.backend.load(self.directory.file(file)) for name, file in manifest.sampling.items()}
+        )
+        self.target = self._load(manifest.target)
+        self.draft: Draft | None = None
+        if load_draft and manifest.draft is not None:
+            self.draft = ModelDraft(self._load(manifest.draft), sampling, self.backend)
+        loop = Loop(
+            self.backend, self.target, self.draft, sampling, draft_length=manifest.limits.draft_length
+        )
+        self.scheduler = Scheduler(loop, max_rows=manifest.limits.batch)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def _load(self, record: ModelRecord) -> CachedModel:
+        graph = self.directory.file(record.graph)
+        engine = self.backend.load(graph, weights_folder=self.directory.file(record.weights).parent)
+        contract.check(engine, record.architecture, graph)
+        return CachedModel(engine, self.backend, record.architecture, positions=self.manifest.limits.context)
+
+    @overload
+    def generate(self, prompts: str | Request, /, **controls: Any) -> Generation: ...
+    @overload
+    def generate(self, prompts: Sequence[int], /, **controls: Any) -> Generation: ...
+    @overload
+    def generate(self, prompts: Sequence[Mapping[str, object]], /, **controls: Any) -> Generation: ...
+    @overload
+    def generate(self, prompts: Sequence[str | Request], /, **controls: Any) -> list[Generation]: ...
+
+    def generate(self, prompts: Any, /, **controls: Any) -> Generation | list[Generation]:
+        """Decode one prompt, or a batch of them together.
+
+        A prompt is text, a list of token ids, or a list of chat messages; a batch is a list of prompts or of
+        `Request`s, which carry their own controls. `controls` are those of `Controls`, for every prompt that brings
+        none. A batch may be larger than the engines' maximum: what does not fit waits for a row.
+
+        Raises RequestError, before any work, for a prompt or a control that cannot be honoured.
+        """
+        batch = is_batch(prompts)
+        rows = [self._row(as_request(prompt, controls)) for prompt in (prompts if batch else [prompts])]
+        self._add(rows)
+        try:
+            for row in rows:
+                while not row.finished():
+                    row.chunks.clear()
+                    self._step(row)
+        finally:
+            _cancel(rows)
+        generations = [_generation(row) for row in rows]
+        return generations if batch else generations[0]
+
+    def stream(self, prompt: Prompt | Request, /, **controls: Any) -> Generator[Chunk, None, Generation]:
+        """Decode one prompt and yield what each round emitted.
+
+        The chunks' texts add up to the text that `generate` returns; a chunk's text can be empty. Leaving the
+        iterator ends the sequence. Several streams may be read in turn: they are decoded in one batch.
+        The generator's return value is the `Generation`. Raises as `generate` does, at once.
+        """
+        return self._stream(self._row(as_request(prompt, controls)))
+
+    def _stream(self, row: Row) -> Generator[Chunk, None, Generation]:
+        self._add([row])
+        try:
+            while True:
+                while row.chunks:
+                    yield row.chunks.popleft()
+                if row.finished():
+                    return _generation(row)
+                self._step(row)
+        finally:
+            _cancel([row])
+
+    def _add(self, rows: Sequence[Row]) -> None:
+        with self._lock:
+            if self._closed:
+                raise RequestError("this decoder is closed; open the engine directory again")
+            for row in rows:
+                self.scheduler.add(row)
+
+    def _step(self, row: Row) -> None:
+        """Decode a round of the whole batch, unless another thread has just done it for this row."""
+        with self._lock:
+            if row.active and not row.chunks:
+                self.scheduler.step()
+
+    def _row(self, request: Request) -> Row:
+        controls, limits = request.controls, self.manifest.limits
+        tokens = prompt_tokens(request.prompt, self.tokenizer, raw=controls.raw)
+        check_tokens(tokens, vocabulary_size=self.target.vocabulary_size, context=limits.context)
+        draft_length = self._draft_length(controls)
+        return Row(
+            tokens,
+            controls,
+            self.tokenizer,
+            context=limits.context,
+            draft=self.draft.name if self.draft is not None and draft_length else "none",
+            draft_length=draft_length,
+        )
+
+    def _draft_length(self, controls: Controls) -> int:
+        limit = self.manifest.limits.draft_length
+        if controls.draft == "model" and self.draft is None:
+            raise RequestError(
+                "draft model: this engine directory has none; export one with --draft, or use none"
+            )
+        if controls.draft_length is not None and controls.draft_length > limit:
+            raise RequestError(
+                f"draft_length is {controls.draft_length}; these engines were exported for at most {limit}"
+            )
+        if controls.draft == "none" or self.draft is None:
+            return 0
+        return min(DEFAULT_DRAFT_LENGTH, limit) if controls.draft_length is None else controls.draft_length
+
+    def close(self) -> None:
+        """Let go of the engines and their memory; sequences that are being decoded end."""
+        with self._lock:
+            self._closed = True
+            self.scheduler.cancel_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _cancel(rows: Sequence[Row]) -> None:
+    """Mark them: the next step lets go of their places. No lock, because it may run in a finalizer."""
+    for row in rows:
+        row.cancel()
+
+
+def _generation(row: Row) -> Generation:
+    assert row.finish_reason is not None
+    return Generation(
+        text=row.text,
+        token_ids=tuple(row.tokens[row.prompt_tokens :]),
+        prompt_tokens=row.prompt_tokens,
+        finish_reason=row.finish_reason,
+        seed=row.seed,
+        stats=row.stats,
+    )

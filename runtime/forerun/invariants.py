@@ -1,0 +1,153 @@
+"""What holds on a live decoder between two steps, checked; every violation is told, in words.
+
+A diagnostic: it runs the models once more for every sequence and reads their caches to the host, which decoding
+never does. No other thread may decode meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forerun.draft import ModelDraft
+from forerun.engine import Backend, ElementType, Tensor
+from forerun.model import CachedModel
+from forerun.stats import Stats
+
+if TYPE_CHECKING:
+    from forerun.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class RowSnapshot:
+    """A sequence in the batch, as it was when the check began."""
+
+    index: int
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    length_limit: int
+    drafts: bool
+    text: str
+    decoded: str  # the text of all emitted tokens
+    stats: Stats
+
+
+@dataclass(frozen=True)
+class CachedPrefix:
+    """A model, and how many of a row's last committed tokens its cache need not hold yet."""
+
+    name: str
+    model: CachedModel
+    missing: int
+
+
+def violations(decoder: Decoder) -> list[str]:
+    """Everything that does not hold; none on a sound decoder.
+
+    Rows: no more than the engines take, no sequence in two of them, none past its limit.
+    Counts: those of `Stats` agree with each other and with the tokens.
+    Text: what was shown begins the text of the emitted tokens.
+    Caches: large enough, and below a row's cached length bit for bit what a prefill of its committed tokens gives.
+
+    Sequences that have ended, and wait to be released, are left out.
+    """
+    rows = snapshot(decoder)
+    found = list(_batch_violations(decoder, rows))
+    for row in rows:
+        found += [f"row {row.index}: {fault}" for fault in (*_count_faults(row), *_length_faults(row))]
+    for prefix in _cached_prefixes(decoder):
+        drafting = rows if prefix.name == "target" else [row for row in rows if row.drafts]
+        for row in drafting:
+            faults = _cache_faults(prefix, row, decoder.backend)
+            found += [f"row {row.index}: {prefix.name} cache: {fault}" for fault in faults]
+    return found
+
+
+def snapshot(decoder: Decoder) -> list[RowSnapshot]:
+    """The sequences that are being decoded, in the order of their rows."""
+    return [
+        RowSnapshot(
+            index=index,
+            tokens=tuple(row.tokens),
+            prompt_tokens=row.prompt_tokens,
+            length_limit=row.length_limit,
+            drafts=row.draft_length > 0,
+            text=row.text,
+            decoded=decoder.tokenizer.decode(row.tokens[row.prompt_tokens :]),
+            stats=dataclasses.replace(row.stats, accepted_by_position=list(row.stats.accepted_by_position)),
+        )
+        for index, row in enumerate(decoder.scheduler.rows)
+        if row.active
+    ]
+
+
+def _batch_violations(decoder: Decoder, rows: Sequence[RowSnapshot]) -> Iterator[str]:
+    live, limit = decoder.scheduler.rows, decoder.manifest.limits.batch
+    if len(live) > limit:
+        yield f"{len(live)} rows, the engines take {limit}"
+    if len({id(row) for row in live}) < len(live):
+        yield "a sequence is in two rows"
+
+
+def _length_faults(row: RowSnapshot) -> Iterator[str]:
+    if len(row.tokens) >= row.length_limit:
+        yield f"{len(row.tokens)} tokens, and not ended at its limit of {row.length_limit}"
+    if not row.decoded.startswith(row.text):
+        yield f"shows {row.text!r}, which does not begin the text of its tokens, {row.decoded!r}"
+
+
+def _count_faults(row: RowSnapshot) -> Iterator[str]:
+    stats, by_position = row.stats, row.stats.accepted_by_position
+    emitted = len(row.tokens) - row.prompt_tokens
+    if stats.emitted != emitted:
+        yield f"{emitted} tokens emitted, {stats.emitted} counted"
+    if stats.emitted != stats.accepted + stats.corrections + stats.bonuses - stats.truncated:
+        yield "emitted is not accepted + corrections + bonuses - truncated"
+    if stats.truncated:
+        yield f"{stats.truncated} tokens truncated, though the sequence goes on"
+    if stats.rounds != stats.corrections + stats.bonuses:
+        yield f"{stats.rounds} rounds gave {stats.corrections} corrections and {stats.bonuses} bonuses"
+    if stats.accepted > stats.proposed:
+        yield f"{stats.accepted} accepted of {stats.proposed} proposed"
+    if sum(by_position) != stats.accepted:
+        yield f"{stats.accepted} accepted, {sum(by_position)} by position"
+    if any(later > earlier for earlier, later in itertools.pairwise(by_position)):
+        yield f"acceptance increases with the position: {by_position}"
+
+
+def _cached_prefixes(decoder: Decoder) -> Iterator[CachedPrefix]:
+    yield CachedPrefix("target", decoder.target, missing=1)  # the pending token
+    if isinstance(decoder.draft, ModelDraft):
+        yield CachedPrefix("draft", decoder.draft.model, missing=2)  # its next round feeds the last two
+
+
+def _cache_faults(prefix: CachedPrefix, row: RowSnapshot, backend: Backend) -> Iterator[str]:
+    committed = row.tokens[: max(len(row.tokens) - prefix.missing, 0)]
+    cache = prefix.model.cache
+    if row.index >= cache.rows or len(committed) > cache.capacity:
+        yield f"{cache.rows} rows of {cache.capacity} slots, too few for {len(committed)} tokens in row {row.index}"
+        return
+    fresh = prefix.model.with_own_cache()
+    fresh.cache.reserve(1, max(len(committed), 1))
+    fresh.prefill(0, committed)
+    pairs = zip(cache.tensors(row.index, 1), fresh.cache.tensors(0, 1), strict=True)
+    wrong: set[int] = set()
+    for (_, _, found), (_, _, expected) in pairs:
+        slots = zip(_slots(backend, found), _slots(backend, expected), strict=False)
+        wrong.update(slot for slot, (one, other) in enumerate(slots) if slot < len(committed) and one != other)
+    if wrong:
+        yield f"slots {', '.join(map(str, sorted(wrong)))} do not hold the committed tokens"
+
+
+def _slots(backend: Backend, cache: Tensor) -> list[bytes]:
+    """What each slot of a row's cache [1,H,C,D] holds, the heads one after another."""
+    _, heads, capacity, head_size = cache.shape
+    # As int64, so that NaNs and signed zeros are compared like any other bits; C is even, so that nothing is left over.
+    words = Tensor(cache.address, ElementType.INT64, (cache.bytes // ElementType.INT64.bytes,), cache.owner)
+    content, width = array("q", backend.read(words)).tobytes(), head_size * cache.element_type.bytes
+    starts = [[(head * capacity + slot) * width for head in range(heads)] for slot in range(capacity)]
+    return [b"".join(content[start : start + width] for start in places) for places in starts]

@@ -1,0 +1,102 @@
+"""Which sequence is in which row of the batch. A step is three calls: admit, decode a round, release."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from forerun.loop import Loop
+from forerun.row import Row, Verdict
+
+
+class Scheduler:
+    """Sequences that wait, and those in rows 0 .. n-1 of the batch.
+
+    Rows stay packed: when one ends, the last takes its place, so that finished rows cost nothing.
+    """
+
+    def __init__(self, loop: Loop, *, max_rows: int) -> None:
+        self._loop = loop
+        self._max_rows = max_rows
+        self._waiting: deque[Row] = deque()
+        self.rows: list[Row] = []
+
+    def add(self, row: Row) -> None:
+        """Put a sequence in line."""
+        self._waiting.append(row)
+
+    def cancel_all(self) -> None:
+        """End every sequence, those in line too."""
+        for row in (*self._waiting, *self.rows):
+            row.cancel()
+        self._waiting.clear()
+        self.rows.clear()
+
+    def step(self) -> None:
+        """Admit what fits, decode one round, release what has ended.
+
+        An interrupted step can be taken again: nothing counts before a row commits. A row that fails at its prompt
+        fails alone; a failing engine call ends every row of the batch with its error, raised by no one but the
+        rows' own readers.
+        """
+        self._release_ended()
+        self._admit()
+        try:
+            self._decode()
+        except Exception as error:
+            for row in self.rows:
+                row.error = row.error or error
+        self._release_ended()
+
+    def _admit(self) -> None:
+        while self._waiting and len(self.rows) < self._max_rows:
+            row = self._waiting[0]
+            if row.active and self._begin(row):  # one cancelled in line is dropped
+                # Python runs signal handlers after calls, and none is made before the next line has taken effect:
+                # an interrupt finds the row in line or in the batch.
+                self.rows += [row]
+            self._waiting.popleft()
+
+    def _begin(self, row: Row) -> bool:
+        expected = min(self._max_rows, len(self.rows) + len(self._waiting))
+        started = time.perf_counter()
+        try:
+            self._loop.begin(len(self.rows), row, rows=expected)
+        except Exception as error:
+            row.error = error
+            return False
+        row.stats.prefill_s = time.perf_counter() - started
+        return True
+
+    def _decode(self) -> None:
+        if not self.rows:
+            return
+        backend, started = self._loop.backend, time.perf_counter()
+        engine_s, host_bytes = backend.engine_s, backend.bytes_to_host
+        for index, verdict in enumerate(self._loop.round(self.rows)):
+            self._commit(index, verdict)
+        for row in self.rows:
+            row.stats.decode_s += time.perf_counter() - started
+            row.stats.engine_s += backend.engine_s - engine_s
+            row.stats.host_bytes += (backend.bytes_to_host - host_bytes) // len(self.rows)
+
+    def _commit(self, index: int, verdict: Verdict) -> None:
+        row = self.rows[index]
+        try:
+            chunk = row.commit(verdict)
+            self._loop.commit(index, chunk.token_ids)
+        except BaseException as error:  # half committed: this row cannot go on, the others can
+            row.error = error
+            if not isinstance(error, Exception):
+                raise
+
+    def _release_ended(self) -> None:
+        for index in reversed(range(len(self.rows))):
+            if not self.rows[index].active:
+                self._release(index)
+
+    def _release(self, index: int) -> None:
+        last = len(self.rows) - 1
+        self._loop.end(index, last)
+        self.rows[index] = self.rows[last]
+        self.rows.pop()

@@ -1,0 +1,89 @@
+"""What the decoding of one sequence counted and took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Stats:
+    """Counts in tokens, times in seconds of wall clock.
+
+    emitted = accepted + corrections + bonuses - truncated, where truncated are tokens that a round gave after the
+    sequence's end. `accepted_by_position[i]` counts the rounds that kept the proposal at place i. Times are those of
+    the calls that the sequence took part in; `engine_s` is the part of `decode_s` spent inside engines.
+    """
+
+    law: str
+    draft: str
+    rounds: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    corrections: int = 0
+    bonuses: int = 0
+    truncated: int = 0
+    emitted: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    engine_s: float = 0.0
+    host_bytes: int = 0
+
+    def count_round(self, *, proposed: int, accepted: int, emitted: int) -> None:
+        """Add a round: `accepted` of `proposed` proposals kept, then a correction or a bonus."""
+        self.rounds += 1
+        self.proposed += proposed
+        self.accepted += accepted
+        if accepted < proposed:
+            self.corrections += 1
+        else:
+            self.bonuses += 1
+        self.emitted += emitted
+        self.truncated += accepted + 1 - emitted
+        missing = accepted - len(self.accepted_by_position)
+        self.accepted_by_position += [0] * missing
+        for position in range(accepted):
+            self.accepted_by_position[position] += 1
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted of proposed tokens; 0 where nothing was proposed."""
+        return self.accepted / self.proposed if self.proposed else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Emitted tokens per round, that is per call of the target."""
+        return self.emitted / self.rounds if self.rounds else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Emitted tokens per second of decoding, prefill left out."""
+        return self.emitted / self.decode_s if self.decode_s else 0.0
+
+    @property
+    def host_bytes_per_round(self) -> float:
+        """Bytes that a round moved from the device to the host for this sequence."""
+        return self.host_bytes / self.rounds if self.rounds else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The `stats` object of `forerun generate --json`."""
+        return {
+            "rounds": self.rounds,
+            "proposed": self.proposed,
+            "accepted": self.accepted,
+            "corrections": self.corrections,
+            "bonuses": self.bonuses,
+            "truncated": self.truncated,
+            "emitted": self.emitted,
+            "acceptance_rate": self.acceptance_rate,
+            "tokens_per_round": self.tokens_per_round,
+            "accepted_by_position": self.accepted_by_position,
+            "prefill_s": self.prefill_s,
+            "decode_s": self.decode_s,
+            "engine_s": self.engine_s,
+            "tokens_per_s": self.tokens_per_s,
+            "host_bytes_per_round": self.host_bytes_per_round,
+            "law": self.law,
+            "draft": self.draft,
+        }
