@@ -22,6 +22,8 @@ from forerun_export.sources import Source
 ROUNDING_MULTIPLE = 8
 SHARED = 12
 """Tokens that the first two fixed prompts share: a tree can be checked against two chains."""
+RAGGED = 3
+"""Tokens of each prompt that the ragged batch decodes behind the prefill."""
 
 _FLOAT32_EPSILON = 2.0**-23
 
@@ -43,14 +45,17 @@ class Rows:
 def fixed_prompts(
     vocabulary_size: int, *, context: int, texts: Sequence[Sequence[int]] = ()
 ) -> tuple[Prompt, ...]:
-    """Prompts made by rule, one of them at the end of the context, then the token ids of some real texts."""
+    """Prompts made by rule, one of them at the end of the context, then the token ids of some real texts.
+
+    Texts are cut to the context; those of fewer than four tokens are left out.
+    """
     first = _by_rule(vocabulary_size, 24, 1)
     return (
         Prompt(first),
         Prompt(first[:SHARED] + _by_rule(vocabulary_size, 5, 2)),
         Prompt(_by_rule(vocabulary_size, 9, 3)),
         Prompt(_by_rule(vocabulary_size, 16, 4), first_position=max(0, context - 16)),
-        *(Prompt(tuple(text)) for text in texts),
+        *(Prompt(tuple(text[:context])) for text in texts if len(text) > RAGGED),
     )
 
 
@@ -156,11 +161,11 @@ def _chunks(runner: GraphRunner, reference: Reference) -> Iterator[Rows]:
 
 
 def _ragged_batch(runner: GraphRunner, reference: Reference) -> Iterator[Rows]:
-    """All prompts but their last three tokens in one padded call, then those three, each row at its own place."""
+    """All prompts but their last tokens in one padded call, then those, each row at its own place."""
     prompts = reference.prompts
-    prefixes = [len(prompt.tokens) - 3 for prompt in prompts]
+    prefixes = [len(prompt.tokens) - RAGGED for prompt in prompts]
     longest = max(prefixes)
-    caches = runner.new_caches(len(prompts), capacity=_capacity(longest + 3))
+    caches = runner.new_caches(len(prompts), capacity=_capacity(longest + RAGGED))
     padded = [[*prompt.tokens[:n], *[0] * (longest - n)] for prompt, n in zip(prompts, prefixes, strict=True)]
     positions = [_positions(prompt, 0, n)[0] for prompt, n in zip(prompts, prefixes, strict=True)]
     positions = [[*row, *[row[-1]] * (longest - len(row))] for row in positions]
@@ -168,10 +173,10 @@ def _ragged_batch(runner: GraphRunner, reference: Reference) -> Iterator[Rows]:
         caches, padded, [0] * len(prompts), positions=positions, logit_rows=[[n - 1] for n in prefixes]
     )
     yield from (Rows(row, logits[row], reference.logits[row][n - 1 : n]) for row, n in enumerate(prefixes))
-    last = [prompt.tokens[-3:] for prompt in prompts]
-    positions = [_positions(prompt, n, 3)[0] for prompt, n in zip(prompts, prefixes, strict=True)]
+    last = [prompt.tokens[-RAGGED:] for prompt in prompts]
+    positions = [_positions(prompt, n, RAGGED)[0] for prompt, n in zip(prompts, prefixes, strict=True)]
     logits = runner.run(caches, last, prefixes, positions=positions)
-    yield from (Rows(row, logits[row], reference.logits[row][-3:]) for row in range(len(prompts)))
+    yield from (Rows(row, logits[row], reference.logits[row][-RAGGED:]) for row in range(len(prompts)))
 
 
 def _tree(runner: GraphRunner, reference: Reference) -> Iterator[Rows]:

@@ -54,12 +54,12 @@ class Controls:
             )
 
     def _check_stop(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if not all(isinstance(text, str) and text for text in stop):
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, Sequence) or not all(isinstance(text, str) and text for text in stop):
             raise RequestError(
                 "stop: an empty text would end every output at once; give texts of a character or more"
             )
-        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop", tuple(stop))
 
     @property
     def law_name(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from forerun.engine import Call, Engine, Tensor
+from forerun.errors import EngineError
 from forerun.workspace import RoundTensors
 
 
@@ -44,9 +45,15 @@ def common_law(names: Iterable[str]) -> Law:
 
 
 class SamplingGraphs:
-    """The sampling engines of an engine directory, bound to a round's tensors on first use."""
+    """The sampling engines of an engine directory, bound to a round's tensors on first use.
+
+    Raises EngineError where a law's graph is missing: rows of any law may meet in one batch.
+    """
 
     def __init__(self, engines: Mapping[str, Engine]) -> None:
+        names = [name for law in LAWS.values() for name in (law.draw, law.propose, law.verify)]
+        if missing := [name for name in names if name not in engines]:
+            raise EngineError(f"sampling graphs are missing: {', '.join(missing)}; export the pair again")
         self._engines = engines
         self._bound: dict[tuple[str, RoundTensors], Call] = {}
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.checkpoints import tiny_llama, tiny_qwen2
-from helpers.graphs import save
 
 from forerun.manifest import Manifest
 from forerun_export.frontends import build_decoder
 from forerun_export.graph_runner import Caches, Floats, GraphRunner
 from forerun_export.sources import resolve
+from helpers.checkpoints import tiny_llama, tiny_qwen2
+from helpers.graphs import save
 
 PROMPT, NEW = 37, 9
 CAPACITY = 256

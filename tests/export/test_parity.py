@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.checkpoints import VOCABULARY_SIZE, tiny_gguf, tiny_llama, tiny_qwen2
-from helpers.graphs import Array, save, with_weight
 
 from forerun.errors import ExportError
 from forerun_export import parity
@@ -16,6 +14,8 @@ from forerun_export.frontends import Decoder, build_decoder
 from forerun_export.graph_files import save_sharing_graph
 from forerun_export.graph_runner import GraphRunner
 from forerun_export.sources import resolve
+from helpers.checkpoints import VOCABULARY_SIZE, tiny_gguf, tiny_llama, tiny_qwen2
+from helpers.graphs import Array, save, with_weight
 
 CONTEXT = 256
 LEFT_OUT = (1,)
@@ -65,7 +65,9 @@ def test_the_bound_is_no_wider_than_rounding(built: Built) -> None:
     assert found.bound < 1e-4 * max(np.abs(logits).max() for logits in reference.logits)
 
 
-def test_a_draft_with_layers_left_out_agrees_with_the_checkpoint_without_them(built: Built, tmp_path: Path) -> None:
+def test_a_draft_with_layers_left_out_agrees_with_the_checkpoint_without_them(
+    built: Built, tmp_path: Path
+) -> None:
     draft = built.decoder.without_layers(LEFT_OUT)
     save_sharing_graph(draft.model, tmp_path / "model.onnx", built.graph)
     found = parity.check(
@@ -89,7 +91,10 @@ WRONG: Mapping[str, tuple[str, Callable[[Array], Array]]] = {
     "positions off by one": ("cos_cache", lambda table: np.roll(table, 1, axis=0)),
     "one layer's weights transposed": ("layers.2.self_attn.o_proj", np.transpose),
     "one layer's weights a thousandth too large": ("layers.2.mlp.down_proj", lambda weights: weights * 1.001),
-    "one row of a norm forgotten": ("layers.0.input_layernorm", lambda weights: np.where(np.arange(48) == 7, 1, weights)),
+    "one row of a norm forgotten": (
+        "layers.0.input_layernorm",
+        lambda weights: np.where(np.arange(48) == 7, 1, weights),
+    ),
     "future tokens seen": ("forerun.float32.minus3.4", np.zeros_like),
     "weights that are no numbers": ("layers.0.mlp.down_proj", lambda weights: weights * np.nan),
 }

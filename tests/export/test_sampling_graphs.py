@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 
 from forerun.oracle import BLOCK_LENGTH, argmax, greedy_step, inverse_cdf, residual_step
-from forerun_export.sampling import SAMPLING_GRAPHS, save_sampling_graphs
 from helpers.sampling import (
     LARGEST_UNIFORM,
     Array,
@@ -23,53 +20,12 @@ from helpers.sampling import (
     session,
     uniforms,
 )
+from helpers.sampling_cases import TEMPERATURES, greedy_verification, make_logits, verification
 
-TEMPERATURES = [0.0, 1e-4, 0.7, 1.0, 100.0]
 ROUNDED_CASES = 1 / 1000  # how many decisions may lie within float32 rounding of their boundary
 
 # Vocabulary size -> calls of the graph: one token to several blocks, with and without padding.
 CALLS = {1: 20, 2: 300, 7: 400, 64: 400, 256: 40, 300: 40, 49152: 2}
-
-
-def make_logits(rng: Random, *shape: int) -> Array:
-    """Logits of several spreads, some rows with ties at the top, some with tokens that are ruled out."""
-    rows = rng.standard_normal(shape) * rng.choice([0.5, 3.0, 10.0], (*shape[:-1], 1))
-    tied = np.minimum(rows, np.quantile(rows, 0.7, axis=-1, keepdims=True))
-    ruled_out = np.where(rows >= np.median(rows, axis=-1, keepdims=True), rows, -np.inf)
-    kind = rng.integers(0, 4, (*shape[:-1], 1))
-    return np.where(kind == 0, tied, np.where(kind == 1, ruled_out, rows)).astype(np.float32)
-
-
-def verification(rng: Random, batch: int, draft_length: int, vocabulary_size: int) -> dict[str, Array]:
-    """Inputs of verify-residual: proposals mostly drawn from q, ragged, with garbage behind `valid`."""
-    temperature = rng.choice(TEMPERATURES, batch).astype(np.float32)
-    logits = make_logits(rng, batch, draft_length + 1, vocabulary_size)
-    draft_logits = np.where(
-        rng.random((batch, 1, 1)) < 0.5,
-        make_logits(rng, batch, draft_length, vocabulary_size),
-        logits[:, :-1],
-    )
-    draft_logits = draft_logits + rng.standard_normal(draft_logits.shape) * rng.choice(
-        [0, 0.3], (batch, 1, 1)
-    )
-    q = np.array([laws(row, float(t)) for row, t in zip(draft_logits, temperature, strict=True)], np.float32)
-    tokens = np.zeros((batch, draft_length + 1), np.int64)
-    for b, k in np.ndindex(batch, draft_length):
-        likely = inverse_cdf(q[b, k].tolist(), (rng.random(), rng.random()))
-        tokens[b, k + 1] = likely if rng.random() < 0.9 else rng.choice(np.flatnonzero(q[b, k]))
-    valid = rng.integers(0, draft_length + 1, batch)
-    for b in range(batch):
-        q[b, valid[b] :] = rng.choice([np.nan, np.inf, -1.0, 7.0])
-        tokens[b, valid[b] + 1 :] = rng.choice([-1, 2**40, 0])
-    return {
-        "logits": logits,
-        "q": q,
-        "tokens": tokens,
-        "valid": valid,
-        "temperature": temperature,
-        "accept_uniforms": uniforms(rng, batch, draft_length),
-        "draw_uniforms": uniforms(rng, batch, 2, extremes=0.05),
-    }
 
 
 def row_of(inputs: dict[str, Array], b: int) -> dict[str, Any]:
@@ -127,16 +83,6 @@ def test_verify_residual_decides_as_the_oracle_does(vocabulary_size: int) -> Non
                 rounded += 1
                 assert near_residual_step(**row)(*found), f"{found}, not {expected_step(row)}"
     assert rounded <= max(1, cases * ROUNDED_CASES)
-
-
-def greedy_verification(rng: Random, batch: int, draft_length: int, vocabulary_size: int) -> dict[str, Array]:
-    """Inputs of verify-greedy: proposals of which seven in ten are the argmax, ragged."""
-    logits = make_logits(rng, batch, draft_length + 1, vocabulary_size)
-    best = logits[:, :-1].argmax(-1)
-    other = rng.integers(0, vocabulary_size, best.shape)
-    proposals = np.where(rng.random(best.shape) < 0.7, best, other)
-    tokens = np.concatenate([np.zeros((batch, 1), np.int64), proposals], axis=1)
-    return {"logits": logits, "tokens": tokens, "valid": rng.integers(0, draft_length + 1, batch)}
 
 
 @pytest.mark.parametrize("vocabulary_size", CALLS)
@@ -354,37 +300,3 @@ def test_two_uniforms_realise_a_long_tailed_law_where_one_does_not() -> None:
 
     assert distance(BLOCK_LENGTH) < 1e-5
     assert distance(vocabulary_size) > 50 * distance(BLOCK_LENGTH)
-
-
-# Standard operators that the CUDA provider and TensorRT's parser both have.
-PORTABLE = """
-    Add And ArgMax Cast Concat CumSum Div Equal GatherElements GatherND Greater Less Mul Not Pad Range ReduceMax
-    ReduceSum Relu Reshape ScatterElements Shape Slice Softmax Squeeze Sub TensorScatter Unsqueeze Where
-"""
-
-
-@pytest.mark.parametrize("vocabulary_size", [300, 49152])
-def test_saved_graphs_hold_portable_standard_operators_only(tmp_path: Path, vocabulary_size: int) -> None:
-    files = save_sampling_graphs(tmp_path, vocabulary_size)
-    assert files == {name: tmp_path / f"{name}.onnx" for name in SAMPLING_GRAPHS}
-    for path in files.values():
-        model = onnx.load(path)
-        onnx.checker.check_model(model, full_check=True)
-        assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 24)]
-        assert not model.functions
-        assert {node.op_type for node in model.graph.node} <= set(PORTABLE.split())
-        types = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
-        assert types <= {onnx.TensorProto.FLOAT, onnx.TensorProto.INT64}
-
-
-def test_inner_tensors_carry_no_dimension_of_a_formula(tmp_path: Path) -> None:
-    """onnxruntime shares memory between tensors of equal symbolic shapes: "R" is K in one, K+1 in another."""
-    for path in save_sampling_graphs(tmp_path, 300).values():
-        for value in onnx.load(path).graph.value_info:
-            named = {size.dim_param for size in value.type.tensor_type.shape.dim if size.dim_param}
-            assert named <= {"B", "K", "K+1"}, value.name
-
-
-def test_no_copy_of_the_logits_is_made_when_blocks_fill_the_vocabulary(tmp_path: Path) -> None:
-    for path in save_sampling_graphs(tmp_path, 512).values():
-        assert "Pad" not in {node.op_type for node in onnx.load(path).graph.node}

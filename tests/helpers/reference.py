@@ -38,7 +38,9 @@ def sampled(
             [law_of(target.logits(tokens + proposals[:n]), temperature) for n in range(len(proposals) + 1)],
             q_rows,
             proposals,
-            accept_uniforms=[uniforms(seed, Stream.ACCEPT, start + n, n, 1)[0] for n in range(len(proposals))],
+            accept_uniforms=[
+                uniforms(seed, Stream.ACCEPT, start + n, n, 1)[0] for n in range(len(proposals))
+            ],
             draw=lambda law, start=start: inverse_cdf(law, _pair(seed, Stream.DRAW, start, 0)),
         )
         tokens += [*proposals[:accepted], following]

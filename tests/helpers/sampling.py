@@ -25,7 +25,7 @@ UNDERFLOW = 1e-43
 
 
 def session_of(model: onnx_ir.Model) -> onnxruntime.InferenceSession:
-    """A CPU session with two threads that does not warn of TensorScatter's copies (see run_in_place)."""
+    """A CPU session with two threads, silent about the copies that TensorScatter makes when not bound in place."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 2
     options.log_severity_level = 3

@@ -141,7 +141,9 @@ def test_a_sequence_may_be_left_while_it_waits_for_a_row(tmp_path: Path) -> None
 # Threads
 
 
-def test_threads_share_batches_and_say_what_they_say_alone(pair: TablePair, solo: list[tuple[int, ...]]) -> None:
+def test_threads_share_batches_and_say_what_they_say_alone(
+    pair: TablePair, solo: list[tuple[int, ...]]
+) -> None:
     said: list[list[tuple[int, ...]]] = [[] for _ in REQUESTS]
 
     def work(row: int, decoder: Decoder) -> None:
@@ -226,7 +228,9 @@ def test_an_interrupt_while_another_threads_sequence_is_admitted_does_not_lose_i
     driving, joining = decoder.stream(REQUESTS[0]), decoder.stream(REQUESTS[1])
     next(driving)
     row = _add_without_driving(decoder, REQUESTS[1])
-    backend.hook = RaiseAt(0, KeyboardInterrupt(), operation="call")  # the call of row's prompt or first round
+    backend.hook = RaiseAt(
+        0, KeyboardInterrupt(), operation="call"
+    )  # the call of row's prompt or first round
     with pytest.raises(KeyboardInterrupt):
         rest(driving)
     assert row.active

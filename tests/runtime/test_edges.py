@@ -14,6 +14,7 @@ from helpers.small_tokenizers import byte_level
 from helpers.table_models import (
     DRAFTS,
     TableModel,
+    byte_tokens,
     engine_directory,
     random_model,
     script_after,
@@ -58,7 +59,9 @@ def test_an_end_token_among_the_accepted_ends_the_sequence_there(tmp_path: Path,
 
 
 @pytest.mark.parametrize("place", range(6))
-def test_an_end_token_at_any_place_of_a_round_gives_what_plain_decoding_gives(tmp_path: Path, place: int) -> None:
+def test_an_end_token_at_any_place_of_a_round_gives_what_plain_decoding_gives(
+    tmp_path: Path, place: int
+) -> None:
     said = [3, 4, 5, 6, 3, 4, 5]
     said[place] = END
     with forerun.open(scripted_engines(tmp_path / "engines", said, wrong_at=[4])) as decoder:
@@ -95,7 +98,9 @@ def test_the_limit_may_fall_anywhere_in_a_round(tmp_path: Path, limit: int) -> N
 @pytest.mark.parametrize("draft_length", [0, 1, 2, 5])
 @pytest.mark.parametrize("how", ["end token", "stop text"])
 def test_stop_wins_where_stop_and_limit_fall_together(tmp_path: Path, how: str, draft_length: int) -> None:
-    with forerun.open(scripted_engines(tmp_path / "engines", [3, 4, END if how == "end token" else 5, 6])) as decoder:
+    with forerun.open(
+        scripted_engines(tmp_path / "engines", [3, 4, END if how == "end token" else 5, 6])
+    ) as decoder:
         generation = decoder.generate([1], max_new_tokens=3, stop=["w5"], draft_length=draft_length)
     assert (len(generation.token_ids), generation.finish_reason) == (3, "stop")
 
@@ -103,20 +108,12 @@ def test_stop_wins_where_stop_and_limit_fall_together(tmp_path: Path, how: str, 
 # Stop texts
 
 
-def text_engines(folder: Path, text: str, *, draft_says: str | None = None) -> tuple[Path, int]:
-    """A target that says the bytes of `text`, one a token; the draft says another text. Also the tokens' number."""
+def text_engines(folder: Path, text: str) -> tuple[Path, int]:
+    """Target and draft say the bytes of `text`, one a token. Also the tokens' number."""
     tokenizer = byte_level()
-    spelled = [token for character in text for token in _bytes(tokenizer, character)]
-    other = [token for character in draft_says or text for token in _bytes(tokenizer, character)]
-    models = [scripted(script_after(1, said), vocabulary=tokenizer.get_vocab_size()) for said in (spelled, other)]
-    return engine_directory(folder, *models, tokenizer=tokenizer), len(spelled)
-
-
-def _bytes(tokenizer: Any, character: str) -> list[int]:
-    from forerun.detokenizer import _BYTES
-
-    spelling = {byte: text for text, byte in _BYTES.items()}
-    return [tokenizer.token_to_id(spelling[byte]) for byte in character.encode()]
+    tokens = byte_tokens(tokenizer, text)
+    model = scripted(script_after(1, tokens), vocabulary=tokenizer.get_vocab_size())
+    return engine_directory(folder, model, model, tokenizer=tokenizer), len(tokens)
 
 
 @pytest.mark.parametrize("draft_length", range(7))
@@ -217,7 +214,9 @@ def test_a_prompt_of_one_token_is_enough(tmp_path: Path, temperature: float) -> 
     pair = table_pair(tmp_path / "engines")
     with pair.open() as decoder:
         for token in range(8):
-            said = decoder.generate([token], max_new_tokens=9, temperature=temperature, seed=2, draft_length=3)
+            said = decoder.generate(
+                [token], max_new_tokens=9, temperature=temperature, seed=2, draft_length=3
+            )
             controls = {"temperature": temperature, "seed": 2, "draft_length": 3}
             reference = sampled(pair.target, pair.draft, [token], 9, **controls) if temperature else None
             assert said.token_ids == (reference or greedy(pair.target, [token], 9))

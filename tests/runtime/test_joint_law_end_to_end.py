@@ -29,7 +29,8 @@ SIGNIFICANCE = 1e-3
 
 CONTEXT = 10
 TARGET = random_model(21, vocabulary=VOCABULARY, context=CONTEXT, spread=1.0)
-DRAFT = random_model(22, vocabulary=VOCABULARY, context=CONTEXT, spread=1.0)  # unrelated: about half of its proposals are rejected
+# Unrelated to the target: about half of what it proposes is rejected.
+DRAFT = random_model(22, vocabulary=VOCABULARY, context=CONTEXT, spread=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def test_plain_decoding_has_the_law_of_the_target(decoder: Decoder) -> None:
     assert p_value(counts(decoded), law_behind([3], 0)) > SIGNIFICANCE
 
 
-@pytest.mark.parametrize("draft_length", [1, 3])
+@pytest.mark.parametrize("draft_length", [1, 2])
 def test_so_many_rows_expose_a_rule_that_draws_from_the_target_after_a_rejection(
     biased: Decoder, draft_length: int
 ) -> None:

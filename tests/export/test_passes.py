@@ -1,0 +1,395 @@
+"""Each pass does what its file says, and says why where it does nothing or cannot."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from forerun.errors import ExportError
+from forerun_export.frontends import Decoder, build_decoder, mobius
+from forerun_export.graph_files import ALIGNMENT, INLINE_BYTES, external_tensors, save_sharing_graph
+from forerun_export.graph_runner import GraphRunner
+from forerun_export.passes import (
+    cached_attention,
+    decoder_inputs,
+    drop_layers,
+    fuse_projections,
+    logit_rows,
+    rotary_tables,
+    tied_head,
+)
+from forerun_export.passes.graph_tools import drop_unused
+from forerun_export.sources import Source, resolve
+from helpers.checkpoints import VOCABULARY_SIZE, tiny_llama, tiny_mistral_with_window, tiny_qwen2
+from helpers.graphs import kinds, save, with_weight
+
+CONTEXT = 128
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return resolve(str(tiny_llama(tmp_path_factory.mktemp("llama"))))
+
+
+@pytest.fixture(scope="module")
+def raw(source: Source) -> ir.Model:
+    """What the front end gives, before any pass."""
+    return mobius.build(source, context=CONTEXT).model
+
+
+@pytest.fixture
+def model(raw: ir.Model) -> ir.Model:
+    return raw.clone()
+
+
+@pytest.fixture(scope="module")
+def decoder(source: Source) -> Decoder:
+    return build_decoder(source, context=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    return build_decoder(resolve(str(tiny_qwen2(tmp_path_factory.mktemp("qwen")))), context=CONTEXT)
+
+
+def counts(model: ir.Model) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph)
+
+
+# The contract
+
+
+def test_the_graph_has_the_contract_s_inputs_and_outputs(decoder: Decoder, tmp_path: Path) -> None:
+    graph = ir.load(save(decoder, tmp_path)).graph
+    cache = [f"{kind}_cache.{layer}" for layer in range(3) for kind in "kv"]
+    assert [(value.name, str(value.shape)) for value in graph.inputs] == [
+        ("input_ids", "[B,S]"),
+        ("position_ids", "[B,S]"),
+        ("write_indices", "[B]"),
+        ("tree_mask", "[B,S,S]"),
+        ("logit_rows", "[B,R]"),
+        *((name, "[B,2,C,8]") for name in cache),
+    ]
+    assert [value.name for value in graph.outputs] == [
+        "logits",
+        *(name.replace(".", "_out.") for name in cache),
+    ]
+    assert str(graph.outputs[0].shape) == f"[B,R,{VOCABULARY_SIZE}]"
+
+
+def test_only_standard_operators_of_opset_24_are_used(decoder: Decoder) -> None:
+    assert {node.domain for node in decoder.model.graph} == {""}
+    assert decoder.model.opset_imports == {"": 24}
+    assert "Attention" not in kinds(decoder)
+    assert not decoder.model.functions
+
+
+def test_an_input_that_no_decoder_gives_is_refused(decoder: Decoder) -> None:
+    model = decoder.model.clone()
+    extra = ir.Value(name="pixels", shape=ir.Shape(["B", 8]), type=ir.TensorType(ir.DataType.FLOAT))
+    model.graph.inputs.append(extra)
+    reader = next(node for node in model.graph if node.op_type == "Add")
+    reader.replace_input_with(1, extra)
+    with pytest.raises(ExportError, match="also needs pixels"):
+        decoder_inputs.apply(model)
+
+
+def test_a_graph_without_caches_is_refused(model: ir.Model) -> None:
+    with pytest.raises(ExportError, match="lacks tree_mask, logit_rows"):
+        decoder_inputs.apply(model)
+
+
+# Attention
+
+
+def attention(model: ir.Model) -> ir.Node:
+    return next(node for node in model.graph if node.op_type == "Attention")
+
+
+def _masked(model: ir.Model) -> None:
+    attention(model).replace_input_with(3, model.graph.inputs[2])
+
+
+def _not_causal(model: ir.Model) -> None:
+    attention(model).attributes["is_causal"] = ir.AttrInt64("is_causal", 0)
+
+
+def _circular(model: ir.Model) -> None:
+    scatter = next(node for node in model.graph if node.op_type == "TensorScatter")
+    scatter.attributes["mode"] = ir.AttrString("mode", "circular")
+
+
+def _without_cache(model: ir.Model) -> None:
+    attention(model).replace_input_with(1, attention(model).inputs[0])
+
+
+def _odd_heads(model: ir.Model) -> None:
+    attention(model).attributes["kv_num_heads"] = ir.AttrInt64("kv_num_heads", 4)
+
+
+INEXPRESSIBLE: Mapping[str, tuple[Callable[[ir.Model], None], str]] = {
+    "a mask of its own": (_masked, "an attention mask"),
+    "attention to the future": (_not_causal, "not causal"),
+    "a circular cache": (_circular, "circular"),
+    "keys without a cache": (_without_cache, "static cache"),
+    "heads that do not divide": (_odd_heads, "do not fit"),
+}
+
+
+@pytest.mark.parametrize("what", INEXPRESSIBLE)
+def test_attention_that_cannot_be_expressed_is_refused(model: ir.Model, what: str) -> None:
+    change, message = INEXPRESSIBLE[what]
+    change(model)
+    with pytest.raises(ExportError, match=f"attention layer 0 cannot be exported: .*{message}"):
+        cached_attention.apply(model)
+
+
+def test_a_sliding_window_shorter_than_the_context_is_refused(tmp_path: Path) -> None:
+    source = resolve(str(tiny_mistral_with_window(tmp_path)))
+    with pytest.raises(ExportError, match="sliding window of 32 tokens"):
+        build_decoder(source, context=CONTEXT)
+    assert build_decoder(source, context=32).architecture.layers == 3
+
+
+def test_the_mask_is_made_once_for_all_layers(decoder: Decoder) -> None:
+    assert kinds(decoder).count("GatherElements") == 1
+    assert kinds(decoder).count("Softmax") == 3
+
+
+def test_the_score_product_never_copies_the_keys(decoder: Decoder, tmp_path: Path) -> None:
+    """onnxruntime folds the transpose of K into the product when it loads the graph."""
+    import onnx
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(str(save(decoder, tmp_path)), options)
+    nodes = onnx.load(tmp_path / "optimized.onnx").graph.node
+    transposed = {name for node in nodes if node.op_type == "Transpose" for name in node.input}
+    assert not {f"k_cache_out.{layer}" for layer in range(3)} & transposed
+    assert sum(node.op_type == "FusedMatMul" for node in nodes) == 3
+
+
+def test_a_graph_without_attention_says_so(decoder: Decoder) -> None:
+    outcome = cached_attention.apply(decoder.model.clone())
+    assert (outcome.modified, outcome.reason) == (False, "the graph has no Attention node")
+
+
+# Projections
+
+
+def test_projections_of_one_value_become_one_product(model: ir.Model) -> None:
+    before = counts(model)["MatMul"]
+    assert fuse_projections.apply(model).modified
+    assert before - counts(model)["MatMul"] == 3 * (2 + 1), "q, k, v and gate, up of three layers"
+    fused = model.graph.initializers["model.layers.0.self_attn.q_proj+k_proj+v_proj.weight_t"]
+    assert str(fused.shape) == "[48,80]"
+
+
+def test_biases_are_fused_with_their_projections(qwen: Decoder) -> None:
+    bias = qwen.model.graph.initializers["model.layers.0.self_attn.q_proj+k_proj+v_proj.bias"]
+    assert str(bias.shape) == "[96]"
+
+
+def test_a_second_fusion_finds_nothing(decoder: Decoder) -> None:
+    outcome = fuse_projections.apply(decoder.model.clone())
+    assert (outcome.modified, outcome.reason) == (False, "no two projections read the same value")
+
+
+def test_fused_names_keep_what_the_parts_share() -> None:
+    assert fuse_projections.joined_name(["l.0.q.weight", "l.0.k.weight"]) == "l.0.q+k.weight"
+
+
+# Logit rows, head, rotary tables
+
+
+def test_logit_rows_needs_an_output_named_logits(model: ir.Model) -> None:
+    model.graph.outputs[0].name = "scores"
+    assert logit_rows.apply(model).reason == "the graph has no output logits"
+
+
+def test_a_head_that_mixes_rows_is_left_alone(model: ir.Model) -> None:
+    softmax = ir.Node("", "Softmax", [model.graph.outputs[0]], outputs=[ir.Value(name="logits")])
+    model.graph.outputs[0].name = "scores"
+    model.graph.append(softmax)
+    model.graph.outputs[0] = softmax.outputs[0]
+    assert logit_rows.apply(model).reason == "no row-wise head was found in front of logits"
+
+
+def test_a_head_equal_to_the_embedding_shares_its_buffer(decoder: Decoder) -> None:
+    table = decoder.model.graph.initializers["model.embed_tokens.weight"].const_value
+    assert table is not None
+    tied = with_weight(decoder, "lm_head.weight", lambda _: table.numpy().T).model
+    assert tied_head.apply(tied).modified
+    assert not any("lm_head" in name for name in tied.graph.initializers)
+
+
+def test_a_head_of_its_own_is_kept(decoder: Decoder) -> None:
+    assert tied_head.apply(decoder.model.clone()).reason == "the head has weights of its own"
+
+
+def test_a_tied_head_is_on_disk_once(qwen: Decoder, tmp_path: Path) -> None:
+    graph = save(qwen, tmp_path)
+    vocabulary_wide = [
+        name for name, tensor in external_tensors(graph).items() if VOCABULARY_SIZE in tensor.shape
+    ]
+    assert vocabulary_wide == ["model.embed_tokens.weight"]
+
+
+@pytest.mark.parametrize("context", [CONTEXT, 512, 600])
+def test_rotary_tables_reach_past_the_context_for_padding_rows(model: ir.Model, context: int) -> None:
+    whole = table(model)
+    rotary_tables.apply(model, context=context)
+    cut = table(model)
+    assert len(cut) == context + rotary_tables.MARGIN
+    kept = min(len(whole), len(cut))
+    assert np.array_equal(cut[:kept], whole[:kept])
+    assert (cut[kept:] == whole[-1]).all()
+
+
+def test_tables_that_fit_are_left_alone(decoder: Decoder) -> None:
+    assert not rotary_tables.apply(decoder.model.clone(), context=CONTEXT).modified
+
+
+def table(model: ir.Model) -> np.ndarray:
+    tensor = model.graph.initializers["model.rotary_emb.cos_cache"].const_value
+    assert tensor is not None
+    return tensor.numpy()
+
+
+# Layers left out
+
+
+def test_leaving_layers_out_keeps_names_and_numbers_caches_anew(decoder: Decoder) -> None:
+    draft = decoder.without_layers([0]).model.graph
+    names = [value.name for value in draft.inputs if "cache" in str(value.name)]
+    assert names == ["k_cache.0", "v_cache.0", "k_cache.1", "v_cache.1"]
+    assert [value.name for value in draft.outputs][1:] == [
+        name.replace(".", "_out.") for name in map(str, names)
+    ]
+    assert not any(".layers.0." in name for name in draft.initializers)
+    assert set(draft.initializers) < set(decoder.model.graph.initializers)
+
+
+def test_leaving_out_neighbours_and_the_last_layer_runs(decoder: Decoder, tmp_path: Path) -> None:
+    runner = GraphRunner(save(decoder.without_layers([1, 2]), tmp_path))
+    logits = runner.run(runner.new_caches(1, 64), [[1, 2, 3]], [0])
+    assert np.isfinite(logits).all()
+
+
+def test_the_decoder_itself_is_unchanged_by_leaving_layers_out(decoder: Decoder) -> None:
+    before = kinds(decoder)
+    decoder.without_layers([1])
+    assert kinds(decoder) == before
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"), [([3], "do not exist"), ([-1], "do not exist"), ([0, 1, 2], "keep at least one")]
+)
+def test_layers_that_cannot_be_left_out_are_refused(
+    decoder: Decoder, layers: Sequence[int], message: str
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        decoder.without_layers(layers)
+
+
+def test_no_layers_to_leave_out_says_so(decoder: Decoder) -> None:
+    outcome = drop_layers.apply(decoder.model.clone(), layers=[])
+    assert (outcome.modified, outcome.reason) == (False, "no layers are to be left out")
+
+
+def test_a_residual_stream_of_another_shape_is_refused(decoder: Decoder) -> None:
+    model = decoder.model.clone()
+    last = [node for node in model.graph if node.op_type == "Add"][-1]
+    last.outputs[0].replace_all_uses_with(last.inputs[0] or last.outputs[0])
+    drop_unused(model)
+    with pytest.raises(ExportError, match="5 residual additions, not 6"):
+        drop_layers.apply(model, layers=[1])
+
+
+# Files
+
+
+def test_external_data_is_aligned_and_small_tensors_are_inline(decoder: Decoder, tmp_path: Path) -> None:
+    tensors = external_tensors(save(decoder, tmp_path))
+    assert tensors
+    assert all((tensor.offset or 0) % ALIGNMENT == 0 for tensor in tensors.values())
+    assert all(tensor.nbytes >= INLINE_BYTES for tensor in tensors.values())
+
+
+def test_writing_reports_its_progress_to_the_end(decoder: Decoder, tmp_path: Path) -> None:
+    from forerun_export.graph_files import save_graph
+
+    seen: list[tuple[int, int]] = []
+    weights = tmp_path / "model.onnx.data"
+    save_graph(decoder.model, tmp_path / "model.onnx", weights, progress=lambda *step: seen.append(step))
+    assert seen == sorted(seen)
+    assert seen[-1][0] == weights.stat().st_size == seen[-1][1]
+
+
+def test_a_sharing_graph_holds_no_weights_of_its_own(decoder: Decoder, tmp_path: Path) -> None:
+    target = save(decoder, tmp_path / "target")
+    (tmp_path / "draft").mkdir()
+    draft = tmp_path / "draft" / "model.onnx"
+    save_sharing_graph(decoder.without_layers([1]).model, draft, target)
+    assert [path.name for path in (tmp_path / "draft").iterdir()] == ["model.onnx"]
+    own, shared = external_tensors(target), external_tensors(draft)
+    assert all((own[name].offset, own[name].length) == (t.offset, t.length) for name, t in shared.items())
+    assert {tensor.location for tensor in shared.values()} == {"model.onnx.data"}
+
+
+def other_weights(decoder: Decoder) -> Iterator[Decoder]:
+    yield with_weight(decoder, "layers.0.mlp.down_proj", lambda weights: weights * 1.0001)
+    yield with_weight(decoder, "layers.0.mlp.down_proj", lambda weights: weights[:, :-1])
+
+
+def test_a_sharing_graph_with_other_weights_is_refused(decoder: Decoder, tmp_path: Path) -> None:
+    target = save(decoder, tmp_path)
+    for other in other_weights(decoder):
+        with pytest.raises(ExportError, match=r"model\.layers\.0\.mlp\.down_proj.* is not in"):
+            save_sharing_graph(other.model, tmp_path / "draft.onnx", target)
+        assert not (tmp_path / "draft.onnx").exists()
+
+
+# Front ends
+
+
+def test_a_context_beyond_the_model_s_positions_is_refused(source: Source) -> None:
+    with pytest.raises(ExportError, match="context 513 is longer than the 512 positions"):
+        build_decoder(source, context=513)
+
+
+def test_an_architecture_that_the_front_end_does_not_know_is_named(source: Source, tmp_path: Path) -> None:
+    for file in source.path.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes().replace(b'"llama"', b'"abacus"'))
+    with pytest.raises(ExportError, match="abacus"):
+        build_decoder(resolve(str(tmp_path)), context=CONTEXT)
+
+
+def test_a_checkpoint_that_lacks_a_weight_is_refused(source: Source, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    for file in source.path.glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(source.path / "model.safetensors")
+    del weights["model.layers.1.mlp.down_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ExportError, match=r"lacks .*model\.layers\.1\.mlp\.down_proj"):
+        build_decoder(resolve(str(tmp_path)), context=CONTEXT)
+
+
+def test_the_other_front_end_is_refused_until_it_is_there(source: Source) -> None:
+    with pytest.raises(ExportError, match="optimum"):
+        build_decoder(source, context=CONTEXT, frontend="optimum")
+
+
+def test_building_is_silent_and_reports_its_steps(source: Source, capfd: pytest.CaptureFixture[str]) -> None:
+    steps: list[str] = []
+    build_decoder(source, context=CONTEXT, report=lambda step, done=0, total=1: steps.append(step))
+    assert steps
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
