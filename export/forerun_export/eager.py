@@ -61,7 +61,7 @@ def eager_references(
     """
     with _quiet():
         report("Loading the checkpoint in PyTorch")
-        model = _load(source)
+        model = load_eager(source)
         single = {variant: _run(model, prompts, variant) for variant in variants}
         report("Running it in float64")
         model.double()
@@ -123,7 +123,8 @@ def _without_layers(model: Any, left_out: tuple[int, ...]) -> Iterator[None]:
         decoder.layers = layers
 
 
-def _load(source: Source) -> Any:
+def load_eager(source: Source) -> Any:
+    """The checkpoint as a transformers model in float32, for evaluation. Raises ExportError if it cannot be loaded."""
     import transformers
 
     try:

@@ -155,6 +155,16 @@ def test_the_earliest_of_several_stop_texts_ends_the_output(tmp_path: Path) -> N
         assert decoder.generate([1], stop=["ef", "cd", "zz"], draft_length=8).text == "ab"
 
 
+@pytest.mark.parametrize("draft_length", [0, 2, 5])
+def test_a_stop_text_that_waited_for_an_earlier_longer_one_counts_at_the_limit(
+    tmp_path: Path, draft_length: int
+) -> None:
+    engines, _ = text_engines(tmp_path / "engines", "abcx")
+    with forerun.open(engines) as decoder:
+        generation = decoder.generate([1], stop=["abcd", "bc"], max_new_tokens=3, draft_length=draft_length)
+    assert (generation.text, generation.finish_reason) == ("a", "stop")
+
+
 # Rounds in which much or nothing is accepted
 
 
