@@ -10,13 +10,14 @@ A row's outputs depend, to the bit, on that row's inputs alone.
 from onnxscript import BOOL, FLOAT, INT64
 from onnxscript.onnx_opset import opset24 as op
 
-from forerun_export.sampling.building_blocks import B, R, V, formula, law
+from forerun_export.sampling.building_blocks import B, R, V, formula, law, probability
 
 INFINITY = float("inf")
-E, M = "E", "M"
+E, M, N = "E", "M", "N"
 PREFILTER_LENGTH = 64
 # Candidates that are tried before the whole vocabulary is sorted. Few: nuclei are mostly small.
 FEW, MANY = 256, 2048
+ALTERNATIVES = 20
 
 
 @formula
@@ -124,7 +125,7 @@ def filtered_candidates(
 
 
 @formula
-def filtered_law(
+def candidates(
     logits: FLOAT[B, R, V],
     unfiltered: FLOAT[B, R, V],
     filters: BOOL[B],
@@ -132,21 +133,19 @@ def filtered_law(
     top_p: FLOAT[B],
     min_p: FLOAT[B],
     count: INT64[1],
-) -> tuple[FLOAT[B, R, V], BOOL]:
-    """The law after the filters, and whether `count` candidates were enough to find that of every row."""
+) -> tuple[INT64[B, R, M], FLOAT[B, R, M], BOOL]:
+    """The `count` likeliest tokens, what the law gives them, and whether that says all about every filtered row."""
     logit, token = largest(logits, count)
-    outside = token >= op.Shape(logits, start=2)
-    first = op.Min(token[:, :, :1], op.Shape(logits, start=2) - 1)
-    token = op.Where(outside, first, token)
-    weight = op.Where(outside, 0.0, op.GatherElements(unfiltered, token, axis=2))
+    size = op.Shape(logits, start=2)
+    filling = token >= size
+    token = op.Where(filling, op.Min(token[:, :, :1], size - 1), token)
+    weight = op.Where(filling, 0.0, op.GatherElements(unfiltered, token, axis=2))
     law_of_kept, enough = filtered_candidates(logit, token, weight, top_k, top_p, min_p)
 
-    filters = op.Unsqueeze(filters, [1, 2])
-    candidates = op.Where(filters, law_of_kept, weight)
-    candidates = op.Where(outside, candidates[:, :, :1], candidates)
-    others = unfiltered * op.Cast(op.Not(filters), to=FLOAT.dtype)
-    all_enough = op.ReduceMin(op.Cast(op.Or(op.Squeeze(op.Not(filters), [2]), enough), to=INT64.dtype), keepdims=0)
-    return op.ScatterElements(others, token, candidates, axis=2), all_enough > 0
+    p = op.Where(op.Unsqueeze(filters, [1, 2]), law_of_kept, weight)
+    p = op.Where(filling, p[:, :, :1], p)
+    short = op.And(op.Unsqueeze(filters, [1]), op.Not(enough))
+    return token, p, op.ReduceMax(op.Cast(short, to=INT64.dtype), keepdims=0) == 0
 
 
 @formula
@@ -159,32 +158,49 @@ def law_filtered(
 ) -> FLOAT[B, R, V]:
     """p after top-k, top-p and min-p, in this order; 0, 1 and 0 switch them off. At T = 0 they change nothing.
 
-    Holtzman et al. 1904.09751 (top-p), Nguyen et al. 2407.01082 (min-p). Exact: where a row keeps its last candidate,
-    more are taken, in the end the whole vocabulary.
+    Holtzman et al. 1904.09751 (top-p), Nguyen et al. 2407.01082 (min-p). Exact: where a filtered row keeps its last
+    candidate more are taken, in the end the whole vocabulary.
     """
     unfiltered = law(logits, temperature)
     filters = op.And(temperature > 0.0, op.Or(op.Or(top_k > 0, top_p < 1.0), min_p > 0.0))
-    of_few, few_are_enough = filtered_law(logits, unfiltered, filters, top_k, top_p, min_p, op.Constant(value_ints=[FEW]))
-    if few_are_enough:
-        p = op.Identity(of_few)
+    others = unfiltered * op.Cast(op.Not(op.Unsqueeze(filters, [1, 2])), to=FLOAT.dtype)
+    few, p_few, enough = candidates(
+        logits, unfiltered, filters, top_k, top_p, min_p, op.Constant(value_ints=[FEW])
+    )
+    if enough:
+        filtered = op.ScatterElements(others, few, p_few, axis=2)
     else:
-        of_many, many_are_enough = filtered_law(
+        many, p_many, many_enough = candidates(
             logits, unfiltered, filters, top_k, top_p, min_p, op.Constant(value_ints=[MANY])
         )
-        if many_are_enough:
-            p = op.Identity(of_many)
+        if many_enough:
+            filtered = op.ScatterElements(others, many, p_many, axis=2)
         else:
-            p, _ = filtered_law(
+            every, p_every, _ = candidates(
                 logits, unfiltered, filters, top_k, top_p, min_p, op.Shape(logits, start=2)
             )
-    return p
+            filtered = op.ScatterElements(others, every, p_every, axis=2)
+    p = op.Identity(filtered)
+    return p  # noqa: RET504 (the name of the graph's output)
 
 
 @formula
 def logprobs(
     p: FLOAT[B, R, V], logits: FLOAT[B, R, V], temperature: FLOAT[B], tokens: INT64[B, R]
 ) -> tuple[FLOAT[B, R], FLOAT[B, R, N], INT64[B, R, N]]:
-    """Log-probabilities of given tokens and of the N = 20 most likely ones under the target's law.
+    """Log-probabilities of given tokens and of the N = 20 likeliest ones under the target's law.
 
-    At T = 0, where p would say 0 and -infinity, under the softmax of the logits: bind p to anything of its shape there.
+    At T = 0, where p could only say 0 and -infinity, under the softmax of the logits: p is not looked at.
     """
+    softmax = op.Softmax(logits, axis=-1)
+    count = op.Constant(value_ints=[ALTERNATIVES])
+    of_p, tokens_of_p = largest(p, count)
+    of_softmax, tokens_of_softmax = largest(softmax, count)
+    given = op.Where(op.And(tokens >= 0, tokens < op.Shape(p, start=2)), tokens, 0)
+
+    samples = op.Unsqueeze(temperature > 0.0, [1])
+    logprob = op.Log(op.Where(samples, probability(p, given), probability(softmax, given)))
+    samples = op.Unsqueeze(samples, [2])
+    top_logprobs = op.Log(op.Where(samples, of_p, of_softmax))
+    top_tokens = op.Where(samples, tokens_of_p, tokens_of_softmax)
+    return logprob, top_logprobs, top_tokens

@@ -27,6 +27,8 @@ from forerun_export.sampling.building_blocks import (
 )
 from forerun_export.sampling.noise import streams, winner
 
+INFINITY = float("inf")
+
 
 @formula
 def is_law(p: FLOAT[B, R, V]) -> BOOL[B, R]:
@@ -39,7 +41,7 @@ def have_law(logits: FLOAT[B, R, V], best: INT64[B, R]) -> BOOL[B, R]:
     """Whether logits have a law, given their argmax: no NaN, which a sum would show, and a finite largest one."""
     largest = op.Squeeze(op.GatherElements(logits, op.Unsqueeze(best, [2]), axis=2), [2])
     total = op.ReduceSum(logits, [2], keepdims=0)
-    return op.And(op.Not(op.IsNaN(total)), op.Abs(largest) < float("inf"))
+    return op.And(op.Not(op.IsNaN(total)), op.Abs(largest) < INFINITY)
 
 
 @formula

@@ -56,18 +56,18 @@ def _forget_inner_shapes(model: onnx_ir.Model) -> None:
 
     onnxruntime lets tensors of equal symbolic shapes share memory, so a wrong name is a wrong buffer.
     """
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         for value in node.outputs:
-            if not value.is_graph_output():
+            if value not in model.graph.outputs:
                 value.shape = None
 
 
 def _drop_empty_pads(model: onnx_ir.Model) -> None:
     """Take out every Pad that adds nothing: it would copy all logits."""
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         if node.op_type == "Pad" and _is_zero(node.inputs[1]) and (rows := node.inputs[0]):
             onnx_ir.convenience.replace_all_uses_with(node.outputs[0], rows)
-            model.graph.remove(node, safe=True)
+            node.graph.remove(node, safe=True)
 
 
 def _is_zero(value: onnx_ir.Value | None) -> bool:

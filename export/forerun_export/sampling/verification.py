@@ -88,13 +88,13 @@ def verify_residual(
     proposals = countable(tokens, valid, op.And(sound[:, :-1], is_law(q)))
     counts = is_proposal(tokens, proposals)
     x = op.Where(counts, tokens[:, 1:], 0)
-    accepted = leading(op.And(counts, accept_uniforms * probability(q, x) < proposal_laws(p, x)))
+    n = leading(op.And(counts, accept_uniforms * probability(q, x) < proposal_laws(p, x)))
 
-    rejected = accepted < proposals
-    p_n = row_at(p, accepted)
-    q_n = row_at(q, op.Where(rejected, accepted, 0))
-    next_token = correction_or_bonus(op.Relu(p_n - q_n), p_n, rejected, draw_uniforms)
-    accepted, next_token = or_fault(sound, accepted, next_token)
+    rejected = n < proposals
+    p_n = row_at(p, n)
+    q_n = row_at(q, op.Where(rejected, n, 0))
+    y_n = correction_or_bonus(op.Relu(p_n - q_n), p_n, rejected, draw_uniforms)
+    accepted, next_token = or_fault(sound, n, y_n)
     return accepted, next_token
 
 
@@ -115,14 +115,14 @@ def verify_points(
     proposals = countable(tokens, valid, sound[:, :-1])
     counts = is_proposal(tokens, proposals)
     x = op.Where(counts, tokens[:, 1:], 0)
-    accepted = leading(op.And(counts, accept_uniforms < proposal_laws(p, x)))
+    n = leading(op.And(counts, accept_uniforms < proposal_laws(p, x)))
 
-    rejected = accepted < proposals
-    p_n = row_at(p, accepted)
-    x_n = op.Unsqueeze(at(x, op.Where(rejected, accepted, 0)), [1, 2])
+    rejected = n < proposals
+    p_n = row_at(p, n)
+    x_n = op.Unsqueeze(at(x, op.Where(rejected, n, 0)), [1, 2])
     without_x = op.ScatterElements(p_n, x_n, op.Cast(x_n, to=FLOAT.dtype) * 0.0, axis=2)
-    next_token = correction_or_bonus(without_x, p_n, rejected, draw_uniforms)
-    accepted, next_token = or_fault(sound, accepted, next_token)
+    y_n = correction_or_bonus(without_x, p_n, rejected, draw_uniforms)
+    accepted, next_token = or_fault(sound, n, y_n)
     return accepted, next_token
 
 
@@ -176,15 +176,15 @@ def verify_block(
     i = op.Range(1, op.Squeeze(op.Shape(tokens, start=1), [0]), 1)
     is_last = i == op.Unsqueeze(proposals, [1])
     keeps = op.And(counts, accept_uniforms < op.Where(is_last, mass, h))
-    accepted = op.ReduceMax(op.Where(keeps, i, 0), [1], keepdims=0)
+    n = op.ReduceMax(op.Where(keeps, i, 0), [1], keepdims=0)
 
-    rejected = accepted < proposals
-    p_n = row_at(p, accepted)
-    q_n = row_at(q, op.Where(rejected, accepted, 0))
-    mass_n = at(op.Concat(op.Expand(1.0, op.Shape(mass[:, :1])), mass, axis=1), accepted)
+    rejected = n < proposals
+    p_n = row_at(p, n)
+    q_n = row_at(q, op.Where(rejected, n, 0))
+    mass_n = at(op.Concat(op.Expand(1.0, op.Shape(mass[:, :1])), mass, axis=1), n)
     residual = op.Relu(op.Unsqueeze(mass_n, [1, 2]) * p_n - q_n)
-    next_token = correction_or_bonus(residual, p_n, rejected, draw_uniforms)
-    accepted, next_token = or_fault(sound, accepted, next_token)
+    y_n = correction_or_bonus(residual, p_n, rejected, draw_uniforms)
+    accepted, next_token = or_fault(sound, n, y_n)
     return accepted, next_token
 
 
@@ -196,7 +196,8 @@ def agreement(
     proposals = countable(tokens, valid, sound[:, :-1])
     agrees = op.And(is_proposal(tokens, proposals), tokens[:, 1:] == y[:, :-1])
     accepted = leading(agrees)
-    return or_fault(sound, accepted, at(y, accepted))
+    n, y_n = or_fault(sound, accepted, at(y, accepted))
+    return n, y_n
 
 
 @formula
