@@ -53,12 +53,17 @@ class KeyValueCache:
             start = index * new.shape[2] * self._head_size
             self._backend.copy(new.view(size, offset=start), old.view(size, offset=index * size))
 
-    def move(self, source: int, target: int) -> None:
-        """Copy row `source` over row `target`, every slot. A row that no one has reserved holds nothing."""
-        if source >= self.rows:
-            return
-        for tensor in self._tensors:
-            self._backend.copy(self._rows(tensor, target, 1), self._rows(tensor, source, 1))
+    def end(self, row: int, last: int, *, clear: bool = False) -> None:
+        """Row `row` has ended: row `last` is copied over it, every slot. A row that was never reserved holds nothing.
+
+        `clear`: it may hold what is no number. The mask gives a stale slot the weight 0, but 0 * NaN is NaN: it must
+        not stay for the next sequence of that row.
+        """
+        for tensor in self._tensors if row < self.rows else ():
+            if row != last and last < self.rows:
+                self._backend.copy(self._rows(tensor, row, 1), self._rows(tensor, last, 1))
+            elif clear:
+                self._backend.clear(self._rows(tensor, row, 1))
 
     def tensors(self, first_row: int, rows: int) -> Iterator[tuple[str, str, Tensor]]:
         """(input name, output name, tensor) of each cache, for the rows from `first_row` on."""

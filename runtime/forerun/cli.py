@@ -74,6 +74,17 @@ def _draft_length(context: click.Context, parameter: click.Parameter, value: str
     raise click.BadParameter(f"{value!r} is neither 'auto' nor a whole number of at least 0")
 
 
+def _logit_bias(context: click.Context, parameter: click.Parameter, value: Sequence[str]) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for entry in value:
+        token, _, amount = entry.partition("=")
+        try:
+            bias[int(token)] = float(amount)
+        except ValueError:
+            raise click.BadParameter(f"{entry!r} is not TOKEN=BIAS, as in 42=-1.5") from None
+    return bias
+
+
 @main.command()
 @directory_argument
 @click.argument("prompt", required=False)
@@ -95,10 +106,10 @@ def _draft_length(context: click.Context, parameter: click.Parameter, value: str
 )
 @click.option(
     "--law",
-    type=click.Choice(["auto", "residual", "greedy"]),
+    type=click.Choice(["auto", "residual", "block", "coupled", "greedy"]),
     default="auto",
     show_default=True,
-    help="Rule of acceptance; auto is greedy at temperature 0, else residual.",
+    help="Rule of acceptance; auto is greedy at temperature 0, coupled with a seed, else block.",
 )
 @click.option(
     "--draft",
@@ -219,7 +230,6 @@ def export(recipe: Path | None, out: Path, force: bool, as_json: bool, **options
     try:
         from forerun_export.build import export as build  # noqa: TID251 - the export side, and only here
         from forerun_export.progress import console_progress  # noqa: TID251
-
         from forerun_export.recipe import read_recipe  # noqa: TID251
     except ModuleNotFoundError as error:
         raise ExportError(

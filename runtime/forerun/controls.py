@@ -5,68 +5,137 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 from forerun.errors import RequestError
 from forerun.randomness import SEED_BITS
+from forerun.workspace import TOP_LOGPROBS
 
 DraftName = Literal["auto", "model", "none"]
-LawName = Literal["auto", "residual", "greedy"]
+LawName = Literal["auto", "residual", "block", "coupled", "greedy"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Controls:
     """How one request is decoded. Raises RequestError for a value that means nothing.
 
-    temperature: 0 takes the most likely token (law `greedy`); above 0 logits are divided by it.
+    In this order logits become the law p that tokens are drawn from; the draft's become q in the same way:
+
+    logit_bias: added to the logits of these tokens; -inf bans one, +inf bans all that have no +inf.
+    repetition_penalty: logits of tokens in prompt or output are divided by it if positive, else multiplied.
+    presence_penalty, frequency_penalty: subtracted once, and for each time, that the output has the token.
+    bad_words: texts or token sequences that never become complete.
+    no_repeat_ngram: no n-gram of this size occurs twice in prompt and output; 0 is off.
+    min_new_tokens: no end token comes before so many.
+    force_end: the last token that max_new_tokens allows is an end token.
+    temperature: 0 takes the most likely token; above 0 logits are divided by it.
+    top_k: only the k most likely tokens, and those level with the k-th; 0 is off.
+    top_p: only the most likely tokens that together reach this probability; 1 is off.
+    min_p: only tokens at least this likely, relative to the most likely one; 0 is off.
+
+    The rest says how decoding goes on and when it ends:
+
     max_new_tokens: tokens emitted at the most; the context may end the text earlier.
+    stop, stop_tokens: texts and tokens that end the output. A stop text is not part of it.
     seed: 0 <= seed < 2^64; None takes a fresh one, which `Generation.seed` tells.
-    stop: texts that end the output; they are not part of it.
-    law: rule of acceptance; `auto` is `greedy` at temperature 0 and `residual` above.
+    law: rule of acceptance; `auto` is `greedy` at temperature 0 (where all are), else `coupled` if a seed is given,
+        which makes the text the same for every draft and draft length, else `block`.
     draft: what proposes tokens; `none` is plain decoding, `auto` the engine directory's draft if it has one.
-    draft_length: K, tokens proposed in a round; None is `DEFAULT_DRAFT_LENGTH`. 0 is plain decoding.
+    draft_length: K, tokens proposed in a round; None leaves it to the decoder. 0 is plain decoding.
+    logprobs: log-probabilities of the emitted tokens, and of so many of the most likely ones; None is off.
+    n: samples of the prompt, each with a seed of its own.
     raw: the prompt is text to continue, not a user's message for the chat template.
     """
 
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bad_words: Sequence[str | Sequence[int]] = ()
+    no_repeat_ngram: int = 0
+    min_new_tokens: int = 0
+    force_end: bool = False
     temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
     max_new_tokens: int = 256
-    seed: int | None = None
     stop: Sequence[str] = ()
+    stop_tokens: Sequence[int] = ()
+    seed: int | None = None
     law: LawName = "auto"
     draft: DraftName = "auto"
     draft_length: int | None = None
+    logprobs: int | None = None
+    n: int = 1
     raw: bool = False
 
     def __post_init__(self) -> None:
-        _check_number("temperature", self.temperature, minimum=0)
-        _check_integer("max_new_tokens", self.max_new_tokens, minimum=1)
-        if self.seed is not None:
-            _check_integer("seed", self.seed, minimum=0, below=2**SEED_BITS)
-        if self.draft_length is not None:
-            _check_integer("draft_length", self.draft_length, minimum=0)
+        self._check_numbers()
         _check_choice("law", self.law, get_args(LawName))
         _check_choice("draft", self.draft, get_args(DraftName))
-        self._check_stop()
+        self._check_sequences()
         if self.law == "greedy" and self.temperature > 0:
             raise RequestError(
                 "law greedy needs temperature 0; leave the law to auto or set the temperature to 0"
             )
+        if self.min_new_tokens > self.max_new_tokens:
+            raise RequestError(
+                f"min_new_tokens is {self.min_new_tokens}, above max_new_tokens, {self.max_new_tokens}; lower it"
+            )
 
-    def _check_stop(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        if not isinstance(stop, Sequence) or not all(isinstance(text, str) and text for text in stop):
+    def _check_numbers(self) -> None:
+        _check_number("temperature", self.temperature, minimum=0)
+        _check_number("repetition_penalty", self.repetition_penalty, above=0)
+        _check_number("presence_penalty", self.presence_penalty)
+        _check_number("frequency_penalty", self.frequency_penalty)
+        _check_number("top_p", self.top_p, above=0, maximum=1)
+        _check_number("min_p", self.min_p, minimum=0, maximum=1)
+        _check_integer("top_k", self.top_k, minimum=0)
+        _check_integer("no_repeat_ngram", self.no_repeat_ngram, minimum=0)
+        _check_integer("min_new_tokens", self.min_new_tokens, minimum=0)
+        _check_integer("max_new_tokens", self.max_new_tokens, minimum=1)
+        _check_integer("n", self.n, minimum=1)
+        if self.logprobs is not None:
+            _check_integer("logprobs", self.logprobs, minimum=0, below=TOP_LOGPROBS + 1)
+        if self.seed is not None:
+            _check_integer("seed", self.seed, minimum=0, below=2**SEED_BITS)
+        if self.draft_length is not None:
+            _check_integer("draft_length", self.draft_length, minimum=0)
+
+    def _check_sequences(self) -> None:
+        """Also makes a text that stands for a list of one a tuple, and every list one."""
+        stop = _as_tuple("stop", self.stop, "texts")
+        if not all(isinstance(text, str) and text for text in stop):
             raise RequestError(
                 "stop: an empty text would end every output at once; give texts of a character or more"
             )
-        object.__setattr__(self, "stop", tuple(stop))
+        words = _as_tuple("bad_words", self.bad_words, "texts or token sequences")
+        if not all(isinstance(word, Sequence) and len(word) for word in words):
+            raise RequestError("bad_words: an empty one would ban every token; give texts or token sequences")
+        tokens = _as_tuple("stop_tokens", self.stop_tokens, "token ids")
+        for name, value in (("stop", stop), ("bad_words", words), ("stop_tokens", tokens)):
+            object.__setattr__(self, name, value)
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError(f"logit_bias is {self.logit_bias!r}; give a mapping from token ids to numbers")
+        for token, bias in self.logit_bias.items():
+            if isinstance(bias, bool) or not isinstance(bias, int | float) or math.isnan(bias):
+                raise RequestError(f"logit_bias of token {token} is {bias!r}; give a number, or +-inf")
 
     @property
     def law_name(self) -> str:
-        """The law that `auto` stands for."""
+        """The law that `auto` stands for; at temperature 0 every law is `greedy`."""
+        if self.temperature == 0:
+            return "greedy"
         if self.law != "auto":
             return self.law
-        return "greedy" if self.temperature == 0 else "residual"
+        return "block" if self.seed is None else "coupled"
+
+    @property
+    def filters(self) -> bool:
+        """Whether top_k, top_p or min_p leave any token out."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 def make_controls(options: Mapping[str, object]) -> Controls:
@@ -77,11 +146,24 @@ def make_controls(options: Mapping[str, object]) -> Controls:
     return Controls(**options)  # type: ignore[arg-type]  # each value is checked by Controls
 
 
-def _check_number(name: str, value: object, *, minimum: float) -> None:
+def _check_number(
+    name: str,
+    value: object,
+    *,
+    minimum: float = -math.inf,
+    above: float = -math.inf,
+    maximum: float = math.inf,
+) -> None:
+    parts = [
+        f"of at least {minimum}" if minimum > -math.inf else "",
+        f"above {above}" if above > -math.inf else "",
+        f"up to {maximum}" if maximum < math.inf else "",
+    ]
+    wanted = " ".join(["a finite number", *filter(None, parts)])
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RequestError(f"{name} is {value!r}; give a finite number of at least {minimum}")
-    if value < minimum:
-        raise RequestError(f"{name} is {value}; give a number of at least {minimum}")
+        raise RequestError(f"{name} is {value!r}; give {wanted}")
+    if value < minimum or value <= above or value > maximum:
+        raise RequestError(f"{name} is {value}; give {wanted}")
 
 
 def _check_integer(name: str, value: object, *, minimum: int, below: int | None = None) -> None:
@@ -95,3 +177,11 @@ def _check_integer(name: str, value: object, *, minimum: int, below: int | None 
 def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
     if value not in known:
         raise RequestError(f"unknown {name} {value!r}; known: {', '.join(known)}")
+
+
+def _as_tuple(name: str, value: object, what: str) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Sequence):
+        raise RequestError(f"{name}: {value!r} is no list; give {what}")
+    return tuple(value)

@@ -16,12 +16,13 @@ from forerun.controls import Controls
 from forerun.directory import EngineDirectory
 from forerun.draft import Draft, ModelDraft
 from forerun.errors import RequestError
-from forerun.laws import SamplingGraphs
 from forerun.loop import Loop
 from forerun.manifest import ModelRecord
 from forerun.model import CachedModel
-from forerun.request import Prompt, Request, as_request, check_tokens, is_batch, prompt_tokens
-from forerun.row import Chunk, FinishReason, Row
+from forerun.randomness import fresh_seed, sibling_seed
+from forerun.request import Prompt, Request, as_request, check_tokens, edit_rules, is_batch, prompt_tokens
+from forerun.row import Chunk, FinishReason, Row, TokenLogprob
+from forerun.sampling import Sampler
 from forerun.scheduler import Scheduler
 from forerun.stats import Stats
 from forerun.tokenizer import Tokenizer
@@ -39,10 +40,11 @@ class Generation:
     finish_reason: FinishReason
     seed: int
     stats: Stats
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The object that `forerun generate --json` prints."""
-        return {
+        data = {
             "text": self.text,
             "token_ids": list(self.token_ids),
             "prompt_tokens": self.prompt_tokens,
@@ -50,6 +52,12 @@ class Generation:
             "seed": self.seed,
             "stats": self.stats.to_json(),
         }
+        if self.logprobs is not None:
+            data["logprobs"] = [
+                {"token": entry.token, "logprob": entry.logprob, "top": [list(pair) for pair in entry.top]}
+                for entry in self.logprobs
+            ]
+        return data
 
 
 class Decoder:
@@ -70,16 +78,15 @@ class Decoder:
             bos_token=manifest.tokenizer.bos_token,
             eos_token=manifest.tokenizer.eos_token,
         )
-        sampling = SamplingGraphs(
-            {name: self.backend.load(self.directory.file(file)) for name, file in manifest.sampling.items()}
-        )
+        graphs = {
+            name: self.backend.load(self.directory.file(file)) for name, file in manifest.sampling.items()
+        }
+        sampler = Sampler(graphs, self.backend)
         self.target = self._load(manifest.target)
         self.draft: Draft | None = None
         if load_draft and manifest.draft is not None:
-            self.draft = ModelDraft(self._load(manifest.draft), sampling, self.backend)
-        loop = Loop(
-            self.backend, self.target, self.draft, sampling, draft_length=manifest.limits.draft_length
-        )
+            self.draft = ModelDraft(self._load(manifest.draft), sampler, self.backend)
+        loop = Loop(self.backend, self.target, self.draft, sampler, draft_length=manifest.limits.draft_length)
         self.scheduler = Scheduler(loop, max_rows=manifest.limits.batch)
         self._lock = threading.Lock()
         self._closed = False
@@ -97,7 +104,7 @@ class Decoder:
     @overload
     def generate(self, prompts: Sequence[Mapping[str, object]], /, **controls: Any) -> Generation: ...
     @overload
-    def generate(self, prompts: Sequence[str | Request], /, **controls: Any) -> list[Generation]: ...
+    def generate(self, prompts: Sequence[Prompt | Request], /, **controls: Any) -> list[Generation]: ...
 
     def generate(self, prompts: Any, /, **controls: Any) -> Generation | list[Generation]:
         """Decode one prompt, or a batch of them together.
@@ -106,10 +113,16 @@ class Decoder:
         `Request`s, which carry their own controls. `controls` are those of `Controls`, for every prompt that brings
         none. A batch may be larger than the engines' maximum: what does not fit waits for a row.
 
+        Gives a list for a batch, and for a prompt of which `n` > 1 samples are wanted; in a batch, the samples of a
+        prompt follow one another.
+
         Raises RequestError, before any work, for a prompt or a control that cannot be honoured.
         """
         batch = is_batch(prompts)
-        rows = [self._row(as_request(prompt, controls)) for prompt in (prompts if batch else [prompts])]
+        requests = [as_request(prompt, controls) for prompt in (prompts if batch else [prompts])]
+        rows: list[Row] = []
+        for request in requests:
+            rows += self._rows(request, first_number=len(rows))
         self._add(rows)
         try:
             for row in rows:
@@ -119,7 +132,7 @@ class Decoder:
         finally:
             _cancel(rows)
         generations = [_generation(row) for row in rows]
-        return generations if batch else generations[0]
+        return generations if batch or len(generations) > 1 else generations[0]
 
     def stream(self, prompt: Prompt | Request, /, **controls: Any) -> Generator[Chunk, None, Generation]:
         """Decode one prompt and yield what each round emitted.
@@ -128,7 +141,12 @@ class Decoder:
         iterator ends the sequence. Several streams may be read in turn: they are decoded in one batch.
         The generator's return value is the `Generation`. Raises as `generate` does, at once.
         """
-        return self._stream(self._row(as_request(prompt, controls)))
+        request = as_request(prompt, controls)
+        if request.controls.n > 1:
+            raise RequestError(
+                f"n is {request.controls.n}: a stream carries one sample; open a stream for each"
+            )
+        return self._stream(self._rows(request)[0])
 
     def _stream(self, row: Row) -> Generator[Chunk, None, Generation]:
         self._add([row])
@@ -155,19 +173,28 @@ class Decoder:
             if row.active and not row.chunks:
                 self.scheduler.step()
 
-    def _row(self, request: Request) -> Row:
-        controls, limits = request.controls, self.manifest.limits
+    def _rows(self, request: Request, *, first_number: int = 0) -> list[Row]:
+        """A row for each sample of a request, numbered from `first_number` on."""
+        controls, limits, size = request.controls, self.manifest.limits, self.target.vocabulary_size
         tokens = prompt_tokens(request.prompt, self.tokenizer, raw=controls.raw)
-        check_tokens(tokens, vocabulary_size=self.target.vocabulary_size, context=limits.context)
+        check_tokens(tokens, vocabulary_size=size, context=limits.context)
+        rules = edit_rules(controls, self.tokenizer, vocabulary_size=size)
         draft_length = self._draft_length(controls)
-        return Row(
-            tokens,
-            controls,
-            self.tokenizer,
-            context=limits.context,
-            draft=self.draft.name if self.draft is not None and draft_length else "none",
-            draft_length=draft_length,
-        )
+        seed = fresh_seed() if controls.seed is None else controls.seed
+        return [
+            Row(
+                tokens,
+                controls,
+                self.tokenizer,
+                context=limits.context,
+                draft=self.draft.name if self.draft is not None and draft_length else "none",
+                draft_length=draft_length,
+                rules=rules,
+                seed=sibling_seed(seed, sample),
+                number=first_number + sample,
+            )
+            for sample in range(controls.n)
+        ]
 
     def _draft_length(self, controls: Controls) -> int:
         limit = self.manifest.limits.draft_length
@@ -213,4 +240,5 @@ def _generation(row: Row) -> Generation:
         finish_reason=row.finish_reason,
         seed=row.seed,
         stats=row.stats,
+        logprobs=None if row.controls.logprobs is None else tuple(row.logprobs),
     )

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from forerun.engine import Backend
-from forerun.laws import Law, SamplingGraphs
+from forerun.laws import Demands
 from forerun.model import CachedModel, Shape
 from forerun.randomness import Stream
 from forerun.row import Row
+from forerun.sampling import Sampler
 from forerun.workspace import RoundTensors
 
 
@@ -23,14 +24,14 @@ class Draft(Protocol):
     def begin(self, row: int, tokens: Sequence[int], *, rows: int) -> None:
         """A sequence starts in row `row` with these committed tokens; the batch is about to have `rows` rows."""
 
-    def propose(self, rows: Sequence[Row], law: Law, tensors: RoundTensors) -> None:
+    def propose(self, rows: Sequence[Row], demands: Demands, tensors: RoundTensors) -> None:
         """Fill columns 1..K of `tensors.tokens` with proposals and `tensors.q` with the laws they were drawn from."""
 
     def commit(self, row: int, tokens: Sequence[int]) -> None:
         """Row `row` has emitted these tokens."""
 
-    def end(self, row: int, last: int) -> None:
-        """Row `row` has ended; the sequence of row `last` takes its place."""
+    def end(self, row: int, last: int, *, clear: bool = False) -> None:
+        """Row `row` has ended; the sequence of row `last` takes its place. `clear`: what it held may be no number."""
 
 
 class ModelDraft:
@@ -43,9 +44,9 @@ class ModelDraft:
 
     name = "model"
 
-    def __init__(self, model: CachedModel, sampling: SamplingGraphs, backend: Backend) -> None:
+    def __init__(self, model: CachedModel, sampler: Sampler, backend: Backend) -> None:
         self.model = model
-        self._sampling = sampling
+        self._sampler = sampler
         self._backend = backend
 
     def begin(self, row: int, tokens: Sequence[int], *, rows: int) -> None:
@@ -53,24 +54,29 @@ class ModelDraft:
         self.model.cache.reserve(rows, len(tokens))
         self.model.prefill(row, tokens[:-1])
 
-    def propose(self, rows: Sequence[Row], law: Law, tensors: RoundTensors) -> None:
+    def propose(self, rows: Sequence[Row], demands: Demands, tensors: RoundTensors) -> None:
         """K steps of the model, each followed by a draw; see `Draft.propose`."""
-        count, draft_length = len(rows), tensors.accept_uniforms.shape[1]
-        self.model.cache.reserve(count, max(len(row.tokens) for row in rows) + draft_length)
-        draw = self._sampling.propose(law, tensors)
-        for step in range(draft_length):
-            self._write_draw(rows, law, tensors, step)
+        longest = max(len(row.tokens) for row in rows)
+        self.model.cache.reserve(tensors.rows, longest + tensors.draft_length)
+        drafted: list[list[int]] = [[] for _ in rows]
+        for step in range(tensors.draft_length):
             if step == 0:
                 self._feed_last_two(rows, tensors)
             else:
-                shape = Shape(0, count, tokens=1, logit_rows=1)
-                bound = self.model.bind(shape, input_ids=tensors.draft_token, logits=tensors.draft_logits)
-                self.model.run(bound, [len(row.tokens) - 1 + step for row in rows])
-            draw()
+                self._feed_proposal(rows, tensors, step)
+            self._write_draw(rows, demands, tensors, step)
+            places = (
+                [row.edits_at(drafted[index]) for index, row in enumerate(rows)] if demands.edits else None
+            )
+            shaped = self._sampler.shape(tensors.draft, tensors, demands, places)
+            self._sampler.propose(shaped, tensors, demands)
+            if demands.edits:  # what is edited next depends on what was drafted
+                for tokens, token in zip(drafted, self._backend.read(tensors.draft_token), strict=True):
+                    tokens.append(token)
 
     def _feed_last_two(self, rows: Sequence[Row], tensors: RoundTensors) -> None:
-        shape = Shape(0, len(rows), tokens=2, logit_rows=1)
-        bound = self.model.bind(shape, input_ids=tensors.last_two, logits=tensors.draft_logits)
+        shape = Shape(0, tensors.rows, tokens=2, logit_rows=1)
+        bound = self.model.bind(shape, input_ids=tensors.last_two, logits=tensors.draft.logits)
         last_two: list[int] = []
         for (
             row
@@ -80,16 +86,25 @@ class ModelDraft:
         self._backend.write(bound.logit_rows, [min(len(row.tokens), 2) - 1 for row in rows])
         self.model.run(bound, [max(len(row.tokens) - 2, 0) for row in rows])
 
-    def _write_draw(self, rows: Sequence[Row], law: Law, tensors: RoundTensors, step: int) -> None:
-        self._backend.write(tensors.step, [step] * len(rows))
-        if law.samples:
-            drawn = [row.uniforms(Stream.DRAFT, len(row.tokens) + step, step, 2) for row in rows]
-            self._backend.write(tensors.propose_uniforms, [number for pair in drawn for number in pair])
+    def _feed_proposal(self, rows: Sequence[Row], tensors: RoundTensors, step: int) -> None:
+        shape = Shape(0, tensors.rows, tokens=1, logit_rows=1)
+        bound = self.model.bind(shape, input_ids=tensors.draft_token, logits=tensors.draft.logits)
+        self.model.run(bound, [len(row.tokens) - 1 + step for row in rows])
+
+    def _write_draw(self, rows: Sequence[Row], demands: Demands, tensors: RoundTensors, step: int) -> None:
+        write = self._backend.write
+        write(tensors.step, [step] * len(rows))
+        if demands.samples:
+            places = [len(row.tokens) + step for row in rows]
+            write(tensors.draft.positions, places)
+            drawn = [
+                row.uniforms(Stream.DRAFT, place, step, 2) for row, place in zip(rows, places, strict=True)
+            ]
+            write(tensors.propose_uniforms, [number for pair in drawn for number in pair])
 
     def commit(self, row: int, tokens: Sequence[int]) -> None:
         """Nothing to do: the next round feeds what it needs."""
 
-    def end(self, row: int, last: int) -> None:
+    def end(self, row: int, last: int, *, clear: bool = False) -> None:
         """See `Draft.end`."""
-        if row != last:
-            self.model.cache.move(last, row)
+        self.model.cache.end(row, last, clear=clear)

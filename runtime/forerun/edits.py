@@ -33,6 +33,9 @@ class PlaceEdits:
     only: bool = False
 
 
+NO_EDITS = PlaceEdits()
+
+
 @dataclass(frozen=True)
 class EditRules:
     """The controls of a request that edit logits, resolved to token ids. The defaults edit nothing.

@@ -122,8 +122,14 @@ class Backend(Protocol):
     def write(self, tensor: Tensor, values: Sequence[int] | Sequence[float] | Sequence[bool]) -> None:
         """Host to device: fill the whole tensor, in row-major order."""
 
+    def clear(self, tensor: Tensor) -> None:
+        """Fill the whole tensor with zeros."""
+
     def read(self, tensor: Tensor) -> list[int]:
         """Device to host: an integer tensor's values, in row-major order."""
+
+    def read_floats(self, tensor: Tensor) -> list[float]:
+        """Device to host: a float tensor's values, in row-major order."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Device to device: the bytes of `source` over those of `target` (same number; they may not overlap)."""

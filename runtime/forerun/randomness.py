@@ -35,6 +35,24 @@ def uniforms(seed: int, stream: Stream, position: int, index: int, count: int) -
     return [(word >> (32 - _RESOLUTION_BITS)) * _SCALE for word in words]
 
 
+NOISE_PRIME = 2**31 - 1
+
+
+def noise_keys(seed: int) -> tuple[int, int]:
+    """The two keys, below 2^31 - 1, of the noise that graphs make for the law `coupled`."""
+    digest = hashlib.blake2b(struct.pack("<Q", seed), digest_size=32, person=b"noise keys").digest()
+    left, right = (int.from_bytes(digest[start : start + 16], "little") for start in (0, 16))
+    return left % NOISE_PRIME, right % NOISE_PRIME
+
+
+def sibling_seed(seed: int, index: int) -> int:
+    """The seed of sample number `index` of a request; number 0 has the request's own."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(struct.pack("<QQ", seed, index), digest_size=8, person=b"sibling seed").digest()
+    return int.from_bytes(digest, "little")
+
+
 def fresh_seed() -> int:
     """A seed from the operating system, for a request that names none."""
     return secrets.randbits(SEED_BITS)

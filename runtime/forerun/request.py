@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.controls import Controls, make_controls
+from forerun.edits import EditRules
 from forerun.errors import RequestError
 from forerun.tokenizer import Tokenizer
 
@@ -76,3 +77,37 @@ def check_tokens(tokens: Sequence[int], *, vocabulary_size: int, context: int) -
             f"the prompt has {len(tokens)} tokens, which leaves no room in a context of {context}; "
             "shorten it or export with a larger --context"
         )
+
+
+def edit_rules(controls: Controls, tokenizer: Tokenizer, *, vocabulary_size: int) -> EditRules:
+    """The controls that edit logits, with texts turned to tokens. Raises RequestError for what cannot be honoured."""
+    named = {
+        "logit_bias": list(controls.logit_bias),
+        "stop_tokens": controls.stop_tokens,
+        "bad_words": [token for word in controls.bad_words if not isinstance(word, str) for token in word],
+    }
+    for name, tokens in named.items():
+        if wrong := [token for token in tokens if not 0 <= token < vocabulary_size]:
+            raise RequestError(f"{name}: token {wrong[0]} is not in the vocabulary of {vocabulary_size}")
+    if controls.force_end and tokenizer.end_token is None:
+        raise RequestError("force_end: this model has no end token; leave it out")
+    return EditRules(
+        repetition_penalty=controls.repetition_penalty,
+        presence_penalty=controls.presence_penalty,
+        frequency_penalty=controls.frequency_penalty,
+        no_repeat_ngram=controls.no_repeat_ngram,
+        bias=controls.logit_bias,
+        bad_words=tuple(tokens for word in controls.bad_words for tokens in _spellings(word, tokenizer)),
+        min_new_tokens=controls.min_new_tokens,
+        end_tokens=tokenizer.end_tokens.union(controls.stop_tokens),
+        forced_end=tokenizer.end_token if controls.force_end else None,
+    )
+
+
+def _spellings(word: str | Sequence[int], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """A text as it stands and behind a space, since most vocabularies have other tokens for the two."""
+    if not isinstance(word, str):
+        return [tuple(word)]
+    texts = (word, f" {word}")
+    found = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    return [tokens for tokens in dict.fromkeys(found) if tokens]

@@ -9,13 +9,27 @@ from typing import Literal
 
 from forerun.controls import Controls
 from forerun.detokenizer import Detokenizer
+from forerun.edits import NO_EDITS, EditRules, PlaceEdits, SequenceEdits
 from forerun.errors import RequestError
-from forerun.randomness import Stream, fresh_seed, uniforms
+from forerun.laws import LAWS
+from forerun.randomness import Stream, noise_keys, uniforms
 from forerun.stats import Stats
 from forerun.stopping import StopMatcher
 from forerun.tokenizer import Tokenizer
 
 FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural logarithm of an emitted token's probability, and of the most likely tokens', the likeliest first.
+
+    Under the target's law after all controls; at temperature 0, where that is one-hot, under the law at temperature 1.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +39,12 @@ class Verdict:
     proposals: Sequence[int]
     accepted: int
     next_token: int
+    logprobs: Sequence[TokenLogprob] = ()
+
+    @property
+    def tokens(self) -> list[int]:
+        """What the row is to emit."""
+        return [*self.proposals[: self.accepted], self.next_token]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +61,7 @@ class Chunk:
     accepted: int
     rejected: tuple[int, ...] = ()
     pieces: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Row:
@@ -55,20 +76,28 @@ class Row:
         context: int,
         draft: str,
         draft_length: int,
+        rules: EditRules,
+        seed: int,
+        number: int = 0,
     ) -> None:
         self.tokens = list(prompt)
         self.prompt_tokens = len(prompt)
         self.controls = controls
         self.draft_length = draft_length
-        self.seed = fresh_seed() if controls.seed is None else controls.seed
+        self.seed = seed
+        self.number = number
+        self.law = LAWS[controls.law_name]
+        self.noise_keys = noise_keys(seed)
         self.finish_reason: FinishReason | None = None
         self.error: BaseException | None = None
         self._cancelled = False
         self.text = ""
         self.chunks: deque[Chunk] = deque()
         self.stats = Stats(law=controls.law_name, draft=draft)
-        self._end_tokens = tokenizer.end_tokens
+        self.logprobs: list[TokenLogprob] = []
         self.length_limit = min(context, len(prompt) + controls.max_new_tokens)
+        self.edits = None if rules.empty else SequenceEdits(rules, prompt, length_limit=self.length_limit)
+        self._end_tokens = rules.end_tokens
         self._detokenizer = Detokenizer(tokenizer)
         self._stop = StopMatcher(controls.stop)
 
@@ -93,6 +122,10 @@ class Row:
         """K of the next round: no more than could be emitted, as one place is for the correction or bonus."""
         return min(self.draft_length, self.length_limit - len(self.tokens) - 1)
 
+    def edits_at(self, drafted: Sequence[int]) -> PlaceEdits:
+        """How the logits behind the committed tokens and these drafted ones are edited."""
+        return NO_EDITS if self.edits is None else self.edits.at(drafted)
+
     def uniforms(self, stream: Stream, position: int, index: int, count: int) -> list[float]:
         """This sequence's random numbers; zeros at temperature 0, where none is looked at."""
         if self.controls.temperature == 0:
@@ -101,15 +134,16 @@ class Row:
 
     def commit(self, verdict: Verdict) -> Chunk:
         """Emit the kept proposals and the token after them, up to the sequence's end if that comes first."""
-        kept = [*verdict.proposals[: verdict.accepted], verdict.next_token]
         emitted: list[int] = []
         pieces: list[str] = []
         shown = ""
-        for token in kept:
+        for token in verdict.tokens:
             emitted.append(token)
             pieces.append(self._detokenizer.push(token))
             shown += self._stop.push(pieces[-1])
             self.tokens.append(token)
+            if self.edits is not None:
+                self.edits.commit(token)
             if (reason := self._end_reason(token)) is not None:
                 shown += self._finish(reason)
                 break
@@ -123,7 +157,9 @@ class Row:
             accepted=min(verdict.accepted, len(emitted)),
             rejected=tuple(verdict.proposals[verdict.accepted :]),
             pieces=tuple(pieces),
+            logprobs=tuple(verdict.logprobs[: len(emitted)]),
         )
+        self.logprobs += chunk.logprobs
         self.chunks.append(chunk)
         return chunk
 

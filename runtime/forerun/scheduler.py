@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from forerun.errors import BackendError, ForerunError, RequestError
 from forerun.loop import Loop
 from forerun.row import Row, Verdict
 
@@ -82,6 +83,9 @@ class Scheduler:
 
     def _commit(self, index: int, verdict: Verdict) -> None:
         row = self.rows[index]
+        if verdict.next_token < 0:
+            row.error = _no_law(row)
+            return
         try:
             chunk = row.commit(verdict)
             self._loop.commit(index, chunk.token_ids)
@@ -97,6 +101,18 @@ class Scheduler:
 
     def _release(self, index: int) -> None:
         last = len(self.rows) - 1
-        self._loop.end(index, last)
+        self._loop.end(index, last, clear=self.rows[index].error is not None)
         self.rows[index] = self.rows[last]
         self.rows.pop()
+
+
+def _no_law(row: Row) -> ForerunError:
+    """Why a row's target gave logits that no token can be drawn from."""
+    if row.edits is not None:
+        return RequestError(
+            f"row {row.number}: no token is left to choose from (or the target's logits are not finite); "
+            "ban fewer tokens with bias, bad words, min_new_tokens or no_repeat_ngram"
+        )
+    return BackendError(
+        f"row {row.number}: the target's logits are not finite (NaN or infinite); check its weights and this prompt"
+    )

@@ -84,9 +84,15 @@ class Tokenizer:
         """Whether `chat` can be used."""
         return self._chat_template is not None
 
-    def encode(self, text: str) -> list[int]:
+    @cached_property
+    def end_token(self) -> int | None:
+        """The token that a model writes to end: that of `eos_token`, else the first end token; None without any."""
+        named = self._tokenizer.token_to_id(self._eos_token) if self._eos_token is not None else None
+        return named if named is not None else min(self.end_tokens, default=None)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Tokens of raw text, with the special tokens that the model expects around it (often none)."""
-        return self._encode(text, add_special_tokens=True)
+        return self._encode(text, add_special_tokens=add_special_tokens)
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of a conversation in the model's own format, up to where the model's answer begins.

@@ -7,8 +7,8 @@ from onnxscript import FLOAT, INT64
 from onnxscript.onnx_opset import opset24 as op
 
 from forerun.oracle import Tokens
-from forerun_export.sampling.building_blocks import K_PLUS_1, B, K, V, formula, inverse_cdf, law, row_at
-from forerun_export.sampling.graphs import verify_residual
+from forerun_export.sampling.building_blocks import K_PLUS_1, B, K, V, formula, inverse_cdf, row_at
+from forerun_export.sampling.verification import verify_residual
 
 
 def p_value(observed: Mapping[Tokens, int], expected: Mapping[Tokens, float]) -> float:
@@ -30,16 +30,14 @@ def chi_square_tail(statistic: float, degrees: int) -> float:
 
 @formula
 def verify_drawing_from_target(
-    logits: FLOAT[B, K_PLUS_1, V],
+    p: FLOAT[B, K_PLUS_1, V],
     q: FLOAT[B, K, V],
     tokens: INT64[B, K_PLUS_1],
     valid: INT64[B],
-    temperature: FLOAT[B],
     accept_uniforms: FLOAT[B, K],
     draw_uniforms: FLOAT[B, 2],
 ) -> tuple[INT64[B], INT64[B]]:
     """verify_residual, but what follows a rejection is drawn from p itself."""
-    accepted, _ = verify_residual(logits, q, tokens, valid, temperature, accept_uniforms, draw_uniforms)
-    p_n = row_at(law(logits, temperature), accepted)
-    next_token = op.Squeeze(inverse_cdf(p_n, draw_uniforms), [1])
+    accepted, _ = verify_residual(p, q, tokens, valid, accept_uniforms, draw_uniforms)
+    next_token = op.Squeeze(inverse_cdf(row_at(p, accepted), draw_uniforms), [1])
     return accepted, next_token

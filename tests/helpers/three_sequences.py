@@ -27,7 +27,7 @@ def check_usable(decoder: Decoder, solo: list[tuple[int, ...]]) -> None:
 
 def add_without_driving(decoder: Decoder, request: Request) -> Row:
     """Put a sequence in line, as another thread would that does not get to run."""
-    row = decoder._row(request)
+    row = decoder._rows(request)[0]
     decoder._add([row])
     return row
 

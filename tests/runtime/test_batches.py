@@ -57,11 +57,11 @@ def test_rows_of_very_different_lengths_share_rounds(tmp_path: Path) -> None:
 def test_every_row_keeps_its_own_controls(pair: TablePair) -> None:
     batch = [
         Request.of([1, 2], max_new_tokens=12),
-        Request.of([1, 2], max_new_tokens=15, temperature=1.0, seed=4, draft_length=2),
+        Request.of([1, 2], max_new_tokens=15, temperature=1.0, seed=4, draft_length=2, law="residual"),
         Request.of([1, 2], max_new_tokens=9, draft="none"),
-        Request.of([1, 2], max_new_tokens=20, temperature=0.5, seed=4, draft="none"),
+        Request.of([1, 2], max_new_tokens=20, temperature=0.5, seed=4, draft="none", law="residual"),
         Request.of([1, 2], max_new_tokens=20, stop="w{} w{}".format(*greedy(pair.target, [1, 2], 3)[1:])),
-        Request.of([1, 2], max_new_tokens=3, temperature=1.0, seed=5, draft_length=8),
+        Request.of([1, 2], max_new_tokens=3, temperature=1.0, seed=5, draft_length=8, law="residual"),
     ]
     with pair.open() as decoder:
         generations = decoder.generate(batch)

@@ -84,7 +84,7 @@ def test_moving_a_row_copies_it_and_leaves_the_others(
     cache.reserve(3, 4)
     fill(backend, cache, 3, 4)
     before = [backend.read(tensor) for row in range(3) for _, _, tensor in cache.tensors(row, 1)]
-    cache.move(2, 0)
+    cache.end(0, 2)
     after = [backend.read(tensor) for row in range(3) for _, _, tensor in cache.tensors(row, 1)]
     per_row = 2 * LAYERS
     assert after == before[2 * per_row :] + before[per_row:]
@@ -93,10 +93,10 @@ def test_moving_a_row_copies_it_and_leaves_the_others(
 def test_moving_a_row_that_was_never_reserved_changes_nothing(
     backend: OnnxRuntimeBackend, cache: KeyValueCache
 ) -> None:
-    cache.move(1, 0)  # nothing is allocated yet
+    cache.end(0, 1)  # nothing is allocated yet
     cache.reserve(1, 4)
     fill(backend, cache, 1, 4)
-    cache.move(1, 0)
+    cache.end(0, 1)
     assert all(backend.read(place) == values for place, values in places(cache, 1, 4))
 
 

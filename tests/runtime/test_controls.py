@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from forerun import Controls, Request, RequestError
+from forerun.controls import LawName
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"temperature": -0.5}, "temperature is -0.5; give a number of at least 0"),
+    ({"temperature": -0.5}, "temperature is -0.5; give a finite number of at least 0"),
     ({"temperature": math.nan}, "temperature is nan; give a finite number"),
     ({"temperature": math.inf}, "temperature is inf; give a finite number"),
     ({"temperature": "hot"}, "temperature is 'hot'; give a finite number"),
@@ -21,7 +22,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"seed": 1.5}, "seed is 1.5; give a whole number"),
     ({"draft_length": -1}, "draft_length is -1; give a whole number of at least 0"),
     ({"draft_length": "auto"}, "draft_length is 'auto'; give a whole number"),
-    ({"law": "fast"}, "unknown law 'fast'; known: auto, residual, greedy"),
+    ({"law": "fast"}, "unknown law 'fast'; known: auto, residual, block, coupled, greedy"),
     ({"draft": "best"}, "unknown draft 'best'; known: auto, model, none"),
     ({"stop": ""}, "stop: an empty text would end every output at once"),
     ({"stop": ["a", ""]}, "stop: an empty text would end every output at once"),
@@ -61,7 +62,7 @@ def test_the_ends_of_every_range_are_taken(options: dict[str, Any]) -> None:
 
 def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        RequestError, match="unknown option 'temprature'; known: temperature, max_new_tokens, seed"
+        RequestError, match="unknown option 'temprature'; known: logit_bias, .*temperature, top_k"
     ):
         Request.of("Hello", temprature=1.0)
 
@@ -71,7 +72,13 @@ def test_one_stop_text_stands_for_a_list_of_one() -> None:
     assert Controls(stop=["end", "END"]).stop == ("end", "END")
 
 
-def test_auto_is_greedy_at_temperature_zero_and_residual_above() -> None:
+def test_auto_is_greedy_at_temperature_zero_coupled_with_a_seed_and_block_without() -> None:
     assert Controls().law_name == "greedy"
-    assert Controls(temperature=0.1).law_name == "residual"
-    assert Controls(law="residual").law_name == "residual"
+    assert Controls(temperature=0.1, seed=1).law_name == "coupled"
+    assert Controls(temperature=0.1).law_name == "block"
+    assert Controls(law="residual", temperature=0.1, seed=1).law_name == "residual"
+
+
+@pytest.mark.parametrize("law", ["residual", "block", "coupled", "auto"])
+def test_every_law_is_greedy_at_temperature_zero(law: LawName) -> None:
+    assert Controls(law=law, seed=1).law_name == "greedy"

@@ -224,10 +224,8 @@ def test_a_prompt_of_one_token_is_enough(tmp_path: Path, temperature: float) -> 
     pair = table_pair(tmp_path / "engines")
     with pair.open() as decoder:
         for token in range(8):
-            said = decoder.generate(
-                [token], max_new_tokens=9, temperature=temperature, seed=2, draft_length=3
-            )
             controls = {"temperature": temperature, "seed": 2, "draft_length": 3}
+            said = decoder.generate([token], max_new_tokens=9, law="residual", **controls)
             reference = sampled(pair.target, pair.draft, [token], 9, **controls) if temperature else None
             assert said.token_ids == (reference or greedy(pair.target, [token], 9))
 

@@ -26,7 +26,7 @@ def decoding(pair: TablePair) -> Iterator[Decoder]:
             Request.of([1, 2, 3], max_new_tokens=20),
             Request.of([4, 5], max_new_tokens=20, draft="none"),
         ]
-        decoder._add([decoder._row(request) for request in requests])
+        decoder._add([decoder._rows(request)[0] for request in requests])
         for _ in range(3):
             decoder.scheduler.step()
         assert violations(decoder) == []
@@ -53,7 +53,7 @@ def test_nothing_is_violated_after_any_step_of_random_runs(
     rng = random.Random(seed)
     folder = tmp_path_factory.mktemp("runs") / "engines"
     with table_pair(folder, draft=draft, batch=3, end_tokens=[6]).open() as decoder:
-        rows = [decoder._row(random_request(rng, 64)) for _ in range(8)]
+        rows = [decoder._rows(random_request(rng, 64))[0] for _ in range(8)]
         coming = list(rows)
         while any(row.active for row in rows):
             if coming and rng.random() < 0.4:
@@ -67,7 +67,7 @@ def test_nothing_is_violated_after_any_step_of_random_runs(
 def test_a_long_sequence_stays_sound_while_its_cache_grows(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("long") / "engines"
     with table_pair(folder, draft="equal", context=400).open() as decoder:
-        decoder._add([decoder._row(Request.of([1] * 240, max_new_tokens=40))])
+        decoder._add(decoder._rows(Request.of([1] * 240, max_new_tokens=40)))
         while decoder.scheduler.step() or decoder.scheduler.rows:
             assert violations(decoder) == []
         assert decoder.target.cache.capacity == 512
@@ -174,7 +174,7 @@ def test_all_violations_are_told_at_once(decoding: Decoder) -> None:
 
 
 def test_more_rows_than_the_engines_take_are_told(decoding: Decoder) -> None:
-    decoding.scheduler.rows.extend(decoding._row(Request.of([1])) for _ in range(2))
+    decoding.scheduler.rows.extend(decoding._rows(Request.of([1]))[0] for _ in range(2))
     assert any("4 rows, the engines take 3" in fault for fault in violations(decoding))
 
 

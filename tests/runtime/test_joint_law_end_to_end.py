@@ -65,8 +65,15 @@ def law_behind(prompt: list[int], skipped: int) -> dict[Tokens, float]:
     return law
 
 
-def generations(decoder: Decoder, prompt: list[int], draft_length: int, tokens: int) -> list[Generation]:
-    controls = {"temperature": TEMPERATURE, "draft_length": draft_length, "max_new_tokens": tokens}
+def generations(
+    decoder: Decoder, prompt: list[int], draft_length: int, tokens: int, law: str
+) -> list[Generation]:
+    controls = {
+        "temperature": TEMPERATURE,
+        "draft_length": draft_length,
+        "max_new_tokens": tokens,
+        "law": law,
+    }
     return decoder.generate([Request.of(prompt, seed=seed, **controls) for seed in range(ROWS)])
 
 
@@ -74,6 +81,7 @@ def counts(decoded: list[Generation], skipped: int = 0) -> Counter[Tokens]:
     return Counter(one.token_ids[skipped : skipped + POSITIONS] for one in decoded)
 
 
+@pytest.mark.parametrize("law", ["residual", "block"])
 @pytest.mark.parametrize(
     ("prompt", "draft_length", "extra_tokens"),
     [
@@ -84,20 +92,21 @@ def counts(decoded: list[Generation], skipped: int = 0) -> Counter[Tokens]:
     ],
 )
 def test_speculative_decoding_has_the_joint_law_of_the_target(
-    decoder: Decoder, prompt: list[int], draft_length: int, extra_tokens: int
+    decoder: Decoder, prompt: list[int], draft_length: int, extra_tokens: int, law: str
 ) -> None:
-    decoded = generations(decoder, prompt, draft_length, POSITIONS + extra_tokens)
+    decoded = generations(decoder, prompt, draft_length, POSITIONS + extra_tokens, law)
     assert 0.2 < sum(one.stats.accepted for one in decoded) / sum(one.stats.proposed for one in decoded) < 0.8
     assert p_value(counts(decoded), law_behind(prompt, 0)) > SIGNIFICANCE
 
 
 def test_tokens_further_on_have_the_targets_law_wherever_rounds_began(decoder: Decoder) -> None:
-    decoded = generations(decoder, [2, 5], 2, 2 + POSITIONS)
+    decoded = generations(decoder, [2, 5], 2, 2 + POSITIONS, "block")
     assert p_value(counts(decoded, skipped=2), law_behind([2, 5], 2)) > SIGNIFICANCE
 
 
-def test_plain_decoding_has_the_law_of_the_target(decoder: Decoder) -> None:
-    decoded = generations(decoder, [3], 0, POSITIONS)
+@pytest.mark.parametrize("law", ["residual", "coupled"])
+def test_plain_decoding_has_the_law_of_the_target(decoder: Decoder, law: str) -> None:
+    decoded = generations(decoder, [3], 0, POSITIONS, law)
     assert p_value(counts(decoded), law_behind([3], 0)) > SIGNIFICANCE
 
 
@@ -105,5 +114,5 @@ def test_plain_decoding_has_the_law_of_the_target(decoder: Decoder) -> None:
 def test_so_many_rows_expose_a_rule_that_draws_from_the_target_after_a_rejection(
     biased: Decoder, draft_length: int
 ) -> None:
-    decoded = generations(biased, [3], draft_length, POSITIONS)
+    decoded = generations(biased, [3], draft_length, POSITIONS, "residual")
     assert p_value(counts(decoded), law_behind([3], 0)) < 1e-12

@@ -40,6 +40,7 @@ def requests(draw: st.DrawFn) -> Request:
         max_new_tokens=draw(st.integers(1, 25)),
         draft=draw(st.sampled_from(["auto", "auto", "none"])),
         draft_length=draw(draft_lengths),
+        law="residual",
     )
 
 
@@ -123,7 +124,12 @@ def test_a_draft_equal_to_the_target_is_always_accepted(
     _, decoder = opened["equal"]
     for draft_length in range(1, DRAFT_LENGTH + 1):
         stats = decoder.generate(
-            [1, 2], max_new_tokens=60, temperature=temperature, seed=3, draft_length=draft_length
+            [1, 2],
+            max_new_tokens=60,
+            temperature=temperature,
+            seed=3,
+            draft_length=draft_length,
+            law="residual",
         ).stats
         assert stats.accepted == stats.proposed > 0
         assert stats.corrections == 0

@@ -127,15 +127,24 @@ class OnnxRuntimeBackend:
                 f"no room for a tensor of {list(shape)} ({first_line(error)}); use a smaller batch or context"
             ) from error
         tensor = Tensor(value.data_ptr(), element_type, tuple(shape), owner=value)
-        ctypes.memset(tensor.address, 0, tensor.bytes)
+        self.clear(tensor)
         return tensor
 
     def write(self, tensor: Tensor, values: Sequence[int] | Sequence[float] | Sequence[bool]) -> None:
         """See `Backend.write`."""
         _host_array(tensor)[:] = values
 
+    def clear(self, tensor: Tensor) -> None:
+        """See `Backend.clear`."""
+        ctypes.memset(tensor.address, 0, tensor.bytes)
+
     def read(self, tensor: Tensor) -> list[int]:
         """See `Backend.read`."""
+        self.bytes_to_host += tensor.bytes
+        return list(_host_array(tensor))
+
+    def read_floats(self, tensor: Tensor) -> list[float]:
+        """See `Backend.read_floats`."""
         self.bytes_to_host += tensor.bytes
         return list(_host_array(tensor))
 

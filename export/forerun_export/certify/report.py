@@ -1,0 +1,84 @@
+"""What a certificate says: one finding for each thing that was shown, and the table that people read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rich.table import Table
+
+Status = Literal["pass", "fail", "below power", "not shown"]
+STYLES: Mapping[Status, str] = {"pass": "green", "fail": "bold red", "below power": "yellow", "not shown": "yellow"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One claim and what came of it.
+
+    `part` is one of PARTS, `shown` the claim, `figure` what was measured, `power` what would have been caught.
+    `below power`: a mutant that no check of this size can tell from the right rule. `not shown`: the directory lacks
+    what the claim is about. `numbers` are the same things for programs.
+    """
+
+    part: str
+    shown: str
+    figure: str
+    power: str
+    status: Status
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object of the certificate's JSON."""
+        return {
+            "part": self.part,
+            "shown": self.shown,
+            "figure": self.figure,
+            "power": self.power,
+            "status": self.status,
+            **self.numbers,
+        }
+
+
+def verdict(passed: bool) -> Status:
+    """`pass` or `fail`."""
+    return "pass" if passed else "fail"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """All findings about one engine directory."""
+
+    directory: str
+    findings: Sequence[Finding]
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed."""
+        return not self.failures
+
+    @property
+    def failures(self) -> list[Finding]:
+        """What failed."""
+        return [finding for finding in self.findings if finding.status == "fail"]
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `forerun certify --json` prints."""
+        return {
+            "directory": self.directory,
+            "passed": self.passed,
+            "seconds": round(self.seconds, 1),
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+    def table(self) -> Table:
+        """For people."""
+        said = "passed" if self.passed else f"FAILED ({len(self.failures)} of {len(self.findings)})"
+        table = Table(title=f"{self.directory}: {said}, {self.seconds:.0f} s", title_justify="left", show_lines=True)
+        for column in ("part", "shown", "measured", "would have caught", ""):
+            table.add_column(column, overflow="fold")
+        for finding in self.findings:
+            style = STYLES[finding.status]
+            table.add_row(
+                finding.part, finding.shown, finding.figure, finding.power, f"[{style}]{finding.status}[/{style}]"
+            )
+        return table
