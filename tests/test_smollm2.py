@@ -1,5 +1,6 @@
 """The default pair from checkpoint to text: what the README promises, on the real model."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,6 +84,22 @@ def test_a_sampled_text_with_a_seed_is_the_same_alone_and_beside_others(decoder:
     others = [forerun.Request.of(prompt, max_new_tokens=30) for prompt in PROMPTS[2:]]
     together = decoder.generate([*others, forerun.Request.of(PROMPTS[1], **controls)])
     assert together[-1].token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize("controls", [{}, {"top_p": 0.9, "repetition_penalty": 1.2}])
+def test_coupled_speculation_gives_the_tokens_of_plain_sampling(
+    decoder: forerun.Decoder, controls: dict[str, float]
+) -> None:
+    requests = [
+        forerun.Request.of(prompt, temperature=1.0, seed=5, max_new_tokens=NEW_TOKENS, **controls)
+        for prompt in PROMPTS[:2]
+    ]
+    plain = [decoder.generate(replaced(request, draft="none")) for request in requests]
+    assert [text.token_ids for text in decoder.generate(requests)] == [text.token_ids for text in plain]
+
+
+def replaced(request: forerun.Request, **controls: object) -> forerun.Request:
+    return forerun.Request(request.prompt, dataclasses.replace(request.controls, **controls))
 
 
 def test_the_caches_hold_exactly_the_committed_tokens_after_every_round(decoder: forerun.Decoder) -> None:

@@ -103,7 +103,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "plain": {"draft": "none"},
     "speculative": {},
     "plain, T = 1": {"draft": "none", "temperature": 1.0, "seed": 1},
-    "speculative, T = 1": {"temperature": 1.0, "seed": 1},
+    "speculative, T = 1, residual": {"temperature": 1.0, "seed": 1, "law": "residual"},
+    "speculative, T = 1, block": {"temperature": 1.0, "seed": 1, "law": "block"},
+    "speculative, T = 1, coupled": {"temperature": 1.0, "seed": 1, "law": "coupled"},
 }
 
 

@@ -211,10 +211,10 @@ class Decoder:
         return min(DEFAULT_DRAFT_LENGTH, limit) if controls.draft_length is None else controls.draft_length
 
     def close(self) -> None:
-        """Let go of the engines and their memory; sequences that are being decoded end."""
+        """End the sequences that are being decoded and let go of their memory. The engines go with this object."""
         with self._lock:
             self._closed = True
-            self.scheduler.cancel_all()
+            self.scheduler.close()
 
     def __enter__(self) -> Self:
         return self

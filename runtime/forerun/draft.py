@@ -33,6 +33,9 @@ class Draft(Protocol):
     def end(self, row: int, last: int, *, clear: bool = False) -> None:
         """Row `row` has ended; the sequence of row `last` takes its place. `clear`: what it held may be no number."""
 
+    def release(self) -> None:
+        """No sequence is left: let go of memory."""
+
 
 class ModelDraft:
     """A smaller decoder with a cache of its own.
@@ -108,3 +111,7 @@ class ModelDraft:
     def end(self, row: int, last: int, *, clear: bool = False) -> None:
         """See `Draft.end`."""
         self.model.cache.end(row, last, clear=clear)
+
+    def release(self) -> None:
+        """See `Draft.release`."""
+        self.model.release()

@@ -121,6 +121,14 @@ class Loop:
         if self.draft is not None:
             self.draft.end(index, last, clear=clear)
 
+    def release(self) -> None:
+        """Let go of caches and working memory; the next sequence takes new ones."""
+        self.target.release()
+        if self.draft is not None:
+            self.draft.release()
+        self.sampler.forget()
+        self._workspace = None
+
     def _tensors(self, rows: int, draft_length: int) -> RoundTensors:
         if self._workspace is None or self._workspace.rows < rows:
             self.sampler.forget()

@@ -52,10 +52,17 @@ class CachedModel:
         self.cache = KeyValueCache(backend, architecture)
         self._bound: dict[tuple[Shape, int, int], BoundShape] = {}
         self._bound_generation = 0
+        self._chains: dict[tuple[int, int], Tensor] = {}
 
     def with_own_cache(self) -> CachedModel:
         """The same engine with a cache of its own, which is empty."""
         return CachedModel(self._engine, self._backend, self._architecture, positions=self._positions)
+
+    def release(self) -> None:
+        """Let go of the cache and of everything bound to it."""
+        self.cache = KeyValueCache(self._backend, self._architecture)
+        self._bound.clear()
+        self._chains.clear()
 
     def bind(self, shape: Shape, *, input_ids: Tensor, logits: Tensor) -> BoundShape:
         """The call for a shape, with the caller's `input_ids` [B,S] and `logits` [B,R,V]; bound on first use."""
@@ -73,9 +80,6 @@ class CachedModel:
         position_ids = allocate(ElementType.INT64, (shape.rows, tokens))
         write_indices = allocate(ElementType.INT64, (shape.rows,))
         logit_rows = allocate(ElementType.INT64, (shape.rows, shape.logit_rows))
-        tree_mask = allocate(ElementType.BOOL, (shape.rows, tokens, tokens))
-        chain = [seen <= token for token in range(tokens) for seen in range(tokens)]
-        self._backend.write(tree_mask, chain * shape.rows)
         last_rows = list(range(tokens - shape.logit_rows, tokens))
         self._backend.write(logit_rows, last_rows * shape.rows)
         caches = list(self.cache.tensors(shape.first_row, shape.rows))
@@ -84,13 +88,22 @@ class CachedModel:
                 "input_ids": input_ids,
                 "position_ids": position_ids,
                 "write_indices": write_indices,
-                "tree_mask": tree_mask,
+                "tree_mask": self._chain(shape.rows, tokens),
                 "logit_rows": logit_rows,
                 **{name: tensor for name, _, tensor in caches},
             },
             {"logits": logits, **{name: tensor for _, name, tensor in caches}},
         )
         return BoundShape(input_ids, position_ids, write_indices, logit_rows, logits, call)
+
+    def _chain(self, rows: int, tokens: int) -> Tensor:
+        """bool [B,S,S]: each new token sees those before it and itself. Kept: nothing ever changes it."""
+        key = (rows, tokens)
+        if key not in self._chains:
+            self._chains[key] = self._backend.allocate(ElementType.BOOL, (rows, tokens, tokens))
+            row = [seen <= token for token in range(tokens) for seen in range(tokens)]
+            self._backend.write(self._chains[key], row * rows)
+        return self._chains[key]
 
     def run(self, bound: BoundShape, write_indices: Sequence[int]) -> None:
         """Run a bound shape with row b's tokens written from slot `write_indices[b]` on."""

@@ -26,12 +26,13 @@ class Scheduler:
         """Put a sequence in line."""
         self._waiting.append(row)
 
-    def cancel_all(self) -> None:
-        """End every sequence, those in line too."""
+    def close(self) -> None:
+        """End every sequence, those in line too, and let go of their memory."""
         for row in (*self._waiting, *self.rows):
             row.cancel()
         self._waiting.clear()
         self.rows.clear()
+        self._loop.release()
 
     def step(self) -> None:
         """Admit what fits, decode one round, release what has ended.

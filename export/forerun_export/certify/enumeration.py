@@ -66,7 +66,7 @@ class Worst(NamedTuple):
     where: str
 
 
-def enumeration(*, seeds: int = 2, report: Report = silent) -> Iterator[Finding]:
+def enumeration(*, seeds: int = 4, report: Report = silent) -> Iterator[Finding]:
     """Every law's joint law, then the identities that the literature states."""
     for done, (name, (rule, make)) in enumerate(RULES.items()):
         report("Enumerating laws", done, len(RULES) + 1)

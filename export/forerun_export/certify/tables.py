@@ -32,7 +32,7 @@ class Size(NamedTuple):
 
 
 SIZES = (
-    Size(2, 1, 4), Size(2, 2, 4), Size(2, 3, 4), Size(2, 4, 5),
+    Size(2, 1, 4), Size(2, 2, 5), Size(2, 3, 5), Size(2, 4, 6),
     Size(3, 1, 4), Size(3, 2, 4), Size(3, 3, 3), Size(4, 2, 3), Size(3, 4, 3),
 )  # fmt: skip
 
