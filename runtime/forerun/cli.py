@@ -219,7 +219,6 @@ def export(recipe: Path | None, out: Path, force: bool, as_json: bool, **options
     try:
         from forerun_export.build import export as build  # noqa: TID251 - the export side, and only here
         from forerun_export.progress import console_progress  # noqa: TID251
-
         from forerun_export.recipe import read_recipe  # noqa: TID251
     except ModuleNotFoundError as error:
         raise ExportError(
