@@ -15,11 +15,12 @@ from onnxscript.onnx_opset import opset24 as op
 from onnxscript.values import Opset
 
 BLOCK_LENGTH = 256
+FINE_LENGTH = 64
 INFINITY = float("inf")
 
 # Names of symbolic dimensions.
 B, R, K, V = "B", "R", "K", "V"
-K_PLUS_1, BLOCKS = "K+1", "V/256"
+K_PLUS_1, BLOCKS, FINE_BLOCKS = "K+1", "V/256", "V/64"
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -37,6 +38,14 @@ def cut_into_blocks(rows: FLOAT[B, R, V], filler: FLOAT) -> FLOAT[B, R, BLOCKS, 
     missing = op.Mod(-op.Shape(rows, start=2), BLOCK_LENGTH)
     padded = op.Pad(rows, op.Concat([0, 0, 0, 0, 0], missing, axis=0), filler)
     return op.Reshape(padded, [0, 0, -1, 256])
+
+
+@formula
+def cut_finely(rows: FLOAT[B, R, V], filler: FLOAT) -> FLOAT[B, R, FINE_BLOCKS, FINE_LENGTH]:
+    """Blocks of 64 tokens; the last one is filled up with `filler` (a scalar)."""
+    missing = op.Mod(-op.Shape(rows, start=2), FINE_LENGTH)
+    padded = op.Pad(rows, op.Concat([0, 0, 0, 0, 0], missing, axis=0), filler)
+    return op.Reshape(padded, [0, 0, -1, 64])
 
 
 @formula

@@ -12,20 +12,8 @@ it is 0; verification never accepts it under `residual` and `block`, because q i
 from onnxscript import BOOL, FLOAT, INT64
 from onnxscript.onnx_opset import opset24 as op
 
-from forerun_export.sampling.building_blocks import (
-    BLOCK_LENGTH,
-    K_PLUS_1,
-    B,
-    K,
-    R,
-    V,
-    argmax,
-    block_at,
-    cut_into_blocks,
-    first_above,
-    formula,
-)
-from forerun_export.sampling.noise import streams, winner
+from forerun_export.sampling.building_blocks import K_PLUS_1, B, K, R, V, argmax, formula, inverse_cdf
+from forerun_export.sampling.noise import race
 
 INFINITY = float("inf")
 
@@ -45,19 +33,6 @@ def have_law(logits: FLOAT[B, R, V], best: INT64[B, R]) -> BOOL[B, R]:
 
 
 @formula
-def race(p: FLOAT[B, R, V], noise_keys: INT64[B, 2], positions: INT64[B, R]) -> INT64[B, R]:
-    """One token of each row: a race between the blocks' sums, then one within the block that won.
-
-    Exact, as the law is that of the block times that of the token within it; needs V/256 + 256 numbers, not V.
-    """
-    left, right = streams(noise_keys, positions)
-    blocks = cut_into_blocks(p, 0.0)
-    block = winner(op.ReduceSum(blocks, [3], keepdims=0), left[:, :, :1], right[:, :, :1])
-    offset = winner(block_at(blocks, block), left[:, :, 1:], right[:, :, 1:])
-    return block * BLOCK_LENGTH + offset
-
-
-@formula
 def draw_from(
     p: FLOAT[B, 1, V],
     uniforms: FLOAT[B, 2],
@@ -66,16 +41,12 @@ def draw_from(
     positions: INT64[B, 1],
 ) -> INT64[B, 1]:
     """A token of each row, by the inverse CDF or by the race."""
-    by_race = op.Unsqueeze(coupled, [1])
-    left, right = streams(noise_keys, positions)
-    blocks = cut_into_blocks(p, 0.0)
-    sums = op.ReduceSum(blocks, [3], keepdims=0)
-    block = op.Where(by_race, winner(sums, left[:, :, :1], right[:, :, :1]), first_above(sums, uniforms[:, :1]))
-    inside = block_at(blocks, block)
-    offset = op.Where(
-        by_race, winner(inside, left[:, :, 1:], right[:, :, 1:]), first_above(inside, uniforms[:, 1:])
-    )
-    return block * BLOCK_LENGTH + offset
+    drawn = inverse_cdf(p, uniforms)
+    if op.ReduceMax(op.Cast(coupled, to=INT64.dtype), keepdims=0) > 0:
+        token = op.Where(op.Unsqueeze(coupled, [1]), race(p, noise_keys, positions), drawn)
+    else:
+        token = op.Identity(drawn)
+    return token
 
 
 @formula

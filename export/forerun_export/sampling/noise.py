@@ -13,7 +13,7 @@ TensorRT have no shifts, no bit operations and no unsigned integers.
 from onnxscript import FLOAT, INT64
 from onnxscript.onnx_opset import opset24 as op
 
-from forerun_export.sampling.building_blocks import B, R, formula
+from forerun_export.sampling.building_blocks import FINE_LENGTH, B, R, V, block_at, cut_finely, formula
 
 PRIME = 2**31 - 1
 # Digits of pi, nine at a time: round constants that nobody chose.
@@ -76,3 +76,17 @@ def winner(weights: FLOAT[B, R, N], left: INT64[B, R, 1], right: INT64[B, R, 1])
     # Largest weight 1: then the winner's score is no subnormal number, however small the weights.
     relative = weights / op.ReduceMax(weights, [2], keepdims=1)
     return op.ArgMax(relative / exponential(noise), axis=2, keepdims=0)
+
+
+@formula
+def race(p: FLOAT[B, R, V], noise_keys: INT64[B, 2], positions: INT64[B, R]) -> INT64[B, R]:
+    """One token of each row: a race between blocks of 64, then one within the block that won.
+
+    Exact, as the law is that of the block times that of the token within it. One race over all tokens would need V
+    numbers, not V/64 + 64; draft and target would then agree a little more often (1 to 7% more on real pairs).
+    """
+    left, right = streams(noise_keys, positions)
+    blocks = cut_finely(p, 0.0)
+    block = winner(op.ReduceSum(blocks, [3], keepdims=0), left[:, :, :1], right[:, :, :1])
+    offset = winner(block_at(blocks, block), left[:, :, 1:], right[:, :, 1:])
+    return block * FINE_LENGTH + offset

@@ -46,6 +46,7 @@ def sampling_model(graph: Callable[..., Any], vocabulary_size: int) -> onnx_ir.M
     _forget_inner_shapes(model)
     optimize_ir(model)
     _drop_empty_pads(model)
+    _drop_casts_of_literals(model)
     Sequential(RemoveUnusedNodesPass(), ClearMetadataAndDocStringPass(), NameFixPass())(model)
     model.ir_version = IR_VERSION
     return model
@@ -65,8 +66,19 @@ def _forget_inner_shapes(model: onnx_ir.Model) -> None:
 def _drop_empty_pads(model: onnx_ir.Model) -> None:
     """Take out every Pad that adds nothing: it would copy all logits."""
     for node in model.graph.all_nodes():
-        if node.op_type == "Pad" and _is_zero(node.inputs[1]) and (rows := node.inputs[0]):
+        if node.op_type == "Pad" and _is_zero(node.inputs[1]) and (rows := node.inputs[0]) and node.graph:
             onnx_ir.convenience.replace_all_uses_with(node.outputs[0], rows)
+            node.graph.remove(node, safe=True)
+
+
+def _drop_casts_of_literals(model: onnx_ir.Model) -> None:
+    """Take out the CastLike of every literal that the optimizer left, because types end at a Loop's body.
+
+    Formulas write 1.0 where they mean a float and 1 where they mean an integer, so the literal has its type already.
+    """
+    for node in model.graph.all_nodes():
+        if node.op_type == "CastLike" and (literal := node.inputs[0]) and node.graph:
+            onnx_ir.convenience.replace_all_uses_with(node.outputs[0], literal)
             node.graph.remove(node, safe=True)
 
 

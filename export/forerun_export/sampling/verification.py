@@ -25,7 +25,8 @@ from forerun_export.sampling.building_blocks import (
     probability,
     row_at,
 )
-from forerun_export.sampling.drawing import have_law, is_law, race
+from forerun_export.sampling.drawing import have_law, is_law
+from forerun_export.sampling.noise import race
 
 INFINITY = float("inf")
 
@@ -43,9 +44,7 @@ def countable(tokens: INT64[B, K_PLUS_1], valid: INT64[B], sound: BOOL[B, K]) ->
 
 
 @formula
-def or_fault(
-    sound: BOOL[B, K_PLUS_1], accepted: INT64[B], next_token: INT64[B]
-) -> tuple[INT64[B], INT64[B]]:
+def or_fault(sound: BOOL[B, K_PLUS_1], accepted: INT64[B], next_token: INT64[B]) -> tuple[INT64[B], INT64[B]]:
     """(accepted, next_token), or (0, -1) where next_token comes from a row without a law."""
     fine = at(sound, accepted)
     return op.Where(fine, accepted, 0), op.Where(fine, next_token, -1)

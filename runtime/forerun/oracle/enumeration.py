@@ -1,26 +1,25 @@
-"""What the sampling graphs are held to: the laws of acceptance in plain Python and float64.
+"""All that can happen over several rounds, summed: exact laws, without sampling.
 
-    law         next-token probabilities, one for each token of the vocabulary
-    context     the committed tokens, oldest first
-    table       a language model: context -> law
-    proposals   x_1 .. x_K; p_rows has a law for each of them and one more, q_rows one for each
-    rule        a law of acceptance as probabilities in place of uniforms, so that it can be summed over
-
-The first part makes the decisions of one round from given uniforms. The second enumerates all that can happen
-over several rounds; it takes wrong rules as well, to show by how much they miss.
+table       a language model: context -> law
+context     the committed tokens, oldest first
+rule        a law of acceptance as probabilities in place of uniforms; wrong rules as well, to show how much they miss
 """
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-BLOCK_LENGTH = 256
+from forerun.oracle.coupling import RACE_BLOCK_LENGTH, joint_race
+from forerun.oracle.laws import (
+    Law,
+    Tokens,
+    block_acceptance,
+    block_residual,
+    prefix_masses,
+    residual,
+)
 
-Law = Sequence[float]
-Tokens = tuple[int, ...]
 Table = Callable[[Tokens], Law]
-Draw = Callable[[Sequence[float]], int]
 
 
 class Outcome(NamedTuple):
@@ -32,67 +31,6 @@ class Outcome(NamedTuple):
 
 Rule = Callable[[Sequence[Law], Sequence[Law], Tokens], Sequence[Outcome]]
 """(p_rows, q_rows, proposals) -> for n = 0..K the outcome "n are accepted", given that these were proposed."""
-
-
-def law_of(logits: Sequence[float], temperature: float) -> Law:
-    """softmax(logits / temperature); at temperature 0 the one-hot of the argmax, lowest index on ties."""
-    best = argmax(logits)
-    if temperature == 0:
-        return [float(token == best) for token in range(len(logits))]
-    weights = [math.exp((logit - logits[best]) / temperature) for logit in logits]
-    total = math.fsum(weights)
-    return [weight / total for weight in weights]
-
-
-def argmax(values: Sequence[float]) -> int:
-    """The lowest index of the largest value."""
-    return max(range(len(values)), key=values.__getitem__)
-
-
-def inverse_cdf(weights: Sequence[float], uniforms: tuple[float, float]) -> int:
-    """The token that two uniforms draw with probability weight / sum: the first picks its block of 256."""
-    blocks = [weights[start : start + BLOCK_LENGTH] for start in range(0, len(weights), BLOCK_LENGTH)]
-    block = _first_above([math.fsum(block) for block in blocks], uniforms[0])
-    return block * BLOCK_LENGTH + _first_above(blocks[block], uniforms[1])
-
-
-def _first_above(weights: Sequence[float], uniform: float) -> int:
-    """The first index at which the prefix sum exceeds uniform * sum: never one whose weight is 0."""
-    prefix = list(itertools.accumulate(weights))
-    return next(index for index, mass in enumerate(prefix) if mass > uniform * prefix[-1])
-
-
-def residual(p: Law, q: Law) -> Law:
-    """ReLU(p - q), not normalised; p where that is 0 everywhere (no proposal of q is then ever rejected)."""
-    positive = [max(p_x - q_x, 0.0) for p_x, q_x in zip(p, q, strict=True)]
-    return positive if any(positive) else p
-
-
-def acceptance_probability(p: Law, q: Law) -> float:
-    """The chance that `residual` accepts a token drawn from q: sum min(p, q)."""
-    return math.fsum(map(min, p, q))
-
-
-def residual_step(
-    p_rows: Sequence[Law],
-    q_rows: Sequence[Law],
-    proposals: Sequence[int],
-    *,
-    accept_uniforms: Sequence[float],
-    draw: Draw,
-) -> tuple[int, int]:
-    """Accepted count and next token of one round (2211.17192, algorithm 1; 2302.01318, algorithm 2)."""
-    for n, (p, q, x, u) in enumerate(zip(p_rows, q_rows, proposals, accept_uniforms, strict=False)):
-        if not u * q[x] < p[x]:
-            return n, draw(residual(p, q))
-    return len(proposals), draw(p_rows[len(proposals)])
-
-
-def greedy_step(logit_rows: Sequence[Sequence[float]], proposals: Sequence[int]) -> tuple[int, int]:
-    """Accepted count and next token of one round at temperature 0."""
-    best = [argmax(logits) for logits in logit_rows]
-    n = next((n for n, x in enumerate(proposals) if x != best[n]), len(proposals))
-    return n, best[n]
 
 
 def residual_rule(p_rows: Sequence[Law], q_rows: Sequence[Law], proposals: Tokens) -> list[Outcome]:
@@ -125,6 +63,31 @@ def _normalised(weights: Sequence[float]) -> Law:
     return [weight / total for weight in weights]
 
 
+def block_rule(p_rows: Sequence[Law], q_rows: Sequence[Law], proposals: Tokens) -> list[Outcome]:
+    """Keep the longest prefix i with u_i < h_i, then draw from ReLU(P_i p - q)."""
+    masses = prefix_masses(p_rows, q_rows, proposals)
+    chances = [1.0, *block_acceptance(p_rows, q_rows, proposals)]
+    outcomes, no_longer = [Outcome(chances[-1], p_rows[len(proposals)])], 1.0 - chances[-1]
+    for n in reversed(range(len(proposals))):
+        next_law = _normalised(block_residual(p_rows[n], q_rows[n], masses[n]))
+        outcomes.append(Outcome(no_longer * chances[n], next_law))
+        no_longer *= 1.0 - chances[n]
+    return outcomes[::-1]
+
+
+def coupled_rule(
+    p_rows: Sequence[Law], q_rows: Sequence[Law], proposals: Tokens, *, block_length: int = RACE_BLOCK_LENGTH
+) -> list[Outcome]:
+    """Accept while the target's race has the draft's winner, then emit the target's."""
+    outcomes, reached = [], 1.0
+    for p, q, x in zip(p_rows, q_rows, proposals, strict=False):
+        both = [joint_race(p, q, y, x, block_length=block_length) / q[x] for y in range(len(p))]
+        other = [0.0 if y == x else mass for y, mass in enumerate(both)]
+        outcomes.append(Outcome(reached * math.fsum(other), _normalised(other) if any(other) else p))
+        reached *= both[x]
+    return [*outcomes, Outcome(reached, p_rows[len(proposals)])]
+
+
 def plain_law(target: Table, *, positions: int, context: Tokens = ()) -> dict[Tokens, float]:
     """Joint law of the next `positions` tokens when the target decodes alone, without impossible ones."""
     if positions == 0:
@@ -133,9 +96,7 @@ def plain_law(target: Table, *, positions: int, context: Tokens = ()) -> dict[To
         (token, *rest): probability * rest_probability
         for token, probability in enumerate(target(context))
         if probability > 0
-        for rest, rest_probability in plain_law(
-            target, positions=positions - 1, context=(*context, token)
-        ).items()
+        for rest, rest_probability in plain_law(target, positions=positions - 1, context=(*context, token)).items()
     }
 
 
@@ -165,15 +126,11 @@ def joint_law(
     return emitted
 
 
-def _round_law(
-    target: Table, draft: Table, rule: Rule, draft_length: int, context: Tokens
-) -> dict[Tokens, float]:
+def _round_law(target: Table, draft: Table, rule: Rule, draft_length: int, context: Tokens) -> dict[Tokens, float]:
     """Law of what one round emits: the accepted tokens and the next one."""
     emitted: dict[Tokens, float] = {}
     for proposals, proposed in plain_law(draft, positions=draft_length, context=context).items():
-        prefixes = [context + proposals[:i] for i in range(draft_length + 1)]
-        p_rows = [target(prefix) for prefix in prefixes]
-        q_rows = [draft(prefix) for prefix in prefixes[:-1]]
+        p_rows, q_rows = _rows(target, draft, proposals, context)
         for n, (probability, next_law) in enumerate(rule(p_rows, q_rows, proposals)):
             for token, next_probability in enumerate(next_law):
                 if mass := proposed * probability * next_probability:
@@ -182,6 +139,26 @@ def _round_law(
     return emitted
 
 
+def _rows(target: Table, draft: Table, proposals: Tokens, context: Tokens) -> tuple[list[Law], list[Law]]:
+    prefixes = [context + proposals[:i] for i in range(len(proposals) + 1)]
+    return [target(prefix) for prefix in prefixes], [draft(prefix) for prefix in prefixes[:-1]]
+
+
 def total_variation(a: Mapping[Tokens, float], b: Mapping[Tokens, float]) -> float:
     """Half the sum of |a - b|: the largest difference in the probability of any event."""
     return math.fsum(abs(a.get(key, 0.0) - b.get(key, 0.0)) for key in a.keys() | b.keys()) / 2
+
+
+def expected_accepted(target: Table, draft: Table, rule: Rule, *, draft_length: int, context: Tokens = ()) -> float:
+    """How many proposals of one round a rule accepts on average."""
+    mean = 0.0
+    for proposals, proposed in plain_law(draft, positions=draft_length, context=context).items():
+        p_rows, q_rows = _rows(target, draft, proposals, context)
+        outcomes = rule(p_rows, q_rows, proposals)
+        mean += proposed * math.fsum(n * outcome.probability for n, outcome in enumerate(outcomes))
+    return mean
+
+
+def expected_tokens(acceptance: float, draft_length: int) -> float:
+    """Tokens a round of `residual` if each proposal is accepted alike: (1 - a^(K+1)) / (1 - a), 2211.17192 eq. 1."""
+    return math.fsum(acceptance**n for n in range(draft_length + 1))
