@@ -78,13 +78,13 @@ def last_of_equals(logit: FLOAT[B, R, M], token: INT64[B, R, M], chosen: BOOL[B,
 
     Hugging Face removes in ascending order, lower tokens first, so a nucleus that ends among equals keeps these.
     """
-    edge = op.ReduceMin(op.Where(chosen, logit, INFINITY), [2], keepdims=1)
-    ties = logit == edge
+    least = op.ReduceMin(op.Where(chosen, logit, INFINITY), [2], keepdims=1)
+    ties = logit == least
     kept_ties = op.ReduceSum(op.Cast(op.And(chosen, ties), to=INT64.dtype), [2], keepdims=1)
     tied, _ = op.TopK(op.Where(ties, op.Cast(token, to=FLOAT.dtype), -1.0), op.Shape(logit, start=2))
     rank = op.Range(0, op.Squeeze(op.Shape(logit, start=2), [0]), 1)
     lowest = op.ReduceMin(op.Where(rank < kept_ties, tied, INFINITY), [2], keepdims=1)
-    return op.Or(logit > edge, op.And(ties, op.Cast(token, to=FLOAT.dtype) >= lowest))
+    return op.Or(logit > least, op.And(ties, op.Cast(token, to=FLOAT.dtype) >= lowest))
 
 
 @formula
@@ -99,8 +99,7 @@ def filtered_candidates(
     """The candidates' law after the filters, and whether it is that of the row: none beyond them is kept.
 
     Each filter keeps a prefix of the descending order: top-k what is no less than the k-th, top-p what has less than
-    top_p of the remaining weight before it, min-p what has min_p of the first one's weight. The sums run from the
-    largest candidate on, so that more candidates do not change a bit of them.
+    top_p of the remaining weight before it, min-p what has min_p of the first one's weight.
     """
     k, p_least, p_nucleus = (
         op.Unsqueeze(top_k, [1, 2]),
@@ -116,8 +115,8 @@ def filtered_candidates(
     in_nucleus = op.And(logit >= kth, before < p_nucleus * total)
     chosen = op.And(in_nucleus, weight >= p_least * weight[:, :, :1])
 
-    edge = op.ReduceMin(op.Where(chosen, logit, INFINITY), [2], keepdims=1)
-    kept = logit >= edge
+    least = op.ReduceMin(op.Where(chosen, logit, INFINITY), [2], keepdims=1)
+    kept = logit >= least
     if op.ReduceMax(op.Cast(op.And(kept, op.Not(chosen)), to=INT64.dtype), keepdims=0) > 0:
         keep = last_of_equals(logit, token, chosen)
     else:
@@ -126,7 +125,7 @@ def filtered_candidates(
     law_of_kept = weight * op.Cast(keep, to=FLOAT.dtype) / kept_weight
 
     last, last_weight = logit[:, :, -1:], weight[:, :, -1:]
-    goes_on = op.And(last_weight > 0.0, op.Or(last >= edge, op.And(k > 0, last >= kth)))
+    goes_on = op.And(last_weight > 0.0, op.Or(last >= least, op.And(k > 0, last >= kth)))
     return law_of_kept, op.Squeeze(op.Not(goes_on), [2])
 
 

@@ -112,9 +112,7 @@ def _piece(p: Law, q: Law, start: float, end: float) -> float:
 
 def match_probability(p: Law, q: Law, *, block_length: int = RACE_BLOCK_LENGTH) -> float:
     """The chance that the same keys draw the same token from p and from q: the acceptance of `coupled`."""
-    return math.fsum(
-        joint_race(p, q, x, x, block_length=block_length) for x in range(len(p)) if p[x] and q[x]
-    )
+    return math.fsum(joint_race(p, q, x, x, block_length=block_length) for x in range(len(p)) if p[x] and q[x])
 
 
 def _padded(law: Law, size: int) -> Law:

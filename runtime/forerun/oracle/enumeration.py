@@ -96,9 +96,7 @@ def plain_law(target: Table, *, positions: int, context: Tokens = ()) -> dict[To
         (token, *rest): probability * rest_probability
         for token, probability in enumerate(target(context))
         if probability > 0
-        for rest, rest_probability in plain_law(
-            target, positions=positions - 1, context=(*context, token)
-        ).items()
+        for rest, rest_probability in plain_law(target, positions=positions - 1, context=(*context, token)).items()
     }
 
 
@@ -128,9 +126,7 @@ def joint_law(
     return emitted
 
 
-def _round_law(
-    target: Table, draft: Table, rule: Rule, draft_length: int, context: Tokens
-) -> dict[Tokens, float]:
+def _round_law(target: Table, draft: Table, rule: Rule, draft_length: int, context: Tokens) -> dict[Tokens, float]:
     """Law of what one round emits: the accepted tokens and the next one."""
     emitted: dict[Tokens, float] = {}
     for proposals, proposed in plain_law(draft, positions=draft_length, context=context).items():
@@ -153,9 +149,7 @@ def total_variation(a: Mapping[Tokens, float], b: Mapping[Tokens, float]) -> flo
     return math.fsum(abs(a.get(key, 0.0) - b.get(key, 0.0)) for key in a.keys() | b.keys()) / 2
 
 
-def expected_accepted(
-    target: Table, draft: Table, rule: Rule, *, draft_length: int, context: Tokens = ()
-) -> float:
+def expected_accepted(target: Table, draft: Table, rule: Rule, *, draft_length: int, context: Tokens = ()) -> float:
     """How many proposals of one round a rule accepts on average."""
     mean = 0.0
     for proposals, proposed in plain_law(draft, positions=draft_length, context=context).items():

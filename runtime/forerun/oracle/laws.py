@@ -86,9 +86,7 @@ def prefix_masses(p_rows: Sequence[Law], q_rows: Sequence[Law], proposals: Seque
 
 def block_residual(p: Law, q: Law, mass: float) -> Law:
     """ReLU(P p - q), not normalised; p where that is 0 everywhere."""
-    return (
-        residual([mass * p_x for p_x in p], q) if any(mass * a > b for a, b in zip(p, q, strict=True)) else p
-    )
+    return residual([mass * p_x for p_x in p], q) if any(mass * a > b for a, b in zip(p, q, strict=True)) else p
 
 
 def block_acceptance(p_rows: Sequence[Law], q_rows: Sequence[Law], proposals: Sequence[int]) -> list[float]:
