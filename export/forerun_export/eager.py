@@ -71,9 +71,7 @@ def eager_references(
     del model
     gc.collect()
     return {
-        variant: Reference(
-            name, tuple(prompts), double[variant], _differences(single[variant], double[variant])
-        )
+        variant: Reference(name, tuple(prompts), double[variant], _differences(single[variant], double[variant]))
         for variant in variants
     }
 
@@ -114,9 +112,7 @@ def _logits(model: Any, prompt: Prompt) -> Doubles:
 def _without_layers(model: Any, left_out: tuple[int, ...]) -> Iterator[None]:
     decoder = model.get_decoder()
     layers = decoder.layers
-    decoder.layers = torch.nn.ModuleList(
-        layer for number, layer in enumerate(layers) if number not in left_out
-    )
+    decoder.layers = torch.nn.ModuleList(layer for number, layer in enumerate(layers) if number not in left_out)
     try:
         yield
     finally:

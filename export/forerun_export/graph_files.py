@@ -21,9 +21,7 @@ Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
 
-def save_graph(
-    model: ir.Model, graph_path: Path, weights_path: Path, *, progress: Progress | None = None
-) -> None:
+def save_graph(model: ir.Model, graph_path: Path, weights_path: Path, *, progress: Progress | None = None) -> None:
     """Write `model`; tensors of INLINE_BYTES or more go to `weights_path`, which must lie in the graph's folder.
 
     Tensors are made, written and dropped one at a time. The model's own tensors stay as they were.
@@ -54,9 +52,7 @@ def save_sharing_graph(model: ir.Model, graph_path: Path, owner_path: Path) -> N
             continue
         place = owned.get(name)
         if place is None or not _same(place, _tensor(value)):
-            raise ExportError(
-                f"weight {name} of {graph_path.name} is not in {owner_path}; export both together"
-            )
+            raise ExportError(f"weight {name} of {graph_path.name} is not in {owner_path}; export both together")
         places[name] = place
     _write_graph(model, graph_path, places)
 

@@ -36,18 +36,14 @@ class GraphRunner:
     target's weights). Raises ExportError if onnxruntime cannot load the graph.
     """
 
-    def __init__(
-        self, graph_path: Path, *, weights_folder: Path | None = None, threads: int | None = None
-    ) -> None:
+    def __init__(self, graph_path: Path, *, weights_folder: Path | None = None, threads: int | None = None) -> None:
         THREAD_POOL.share(threads)
         options = onnxruntime.SessionOptions()
         options.use_per_session_threads = False
         options.log_severity_level = 3
         options.add_session_config_entry(FOLDER_OF_WEIGHTS, str(weights_folder or graph_path.parent))
         try:
-            self._session = onnxruntime.InferenceSession(
-                str(graph_path), options, providers=["CPUExecutionProvider"]
-            )
+            self._session = onnxruntime.InferenceSession(str(graph_path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
             reason = str(error).splitlines()[0]
             raise ExportError(f"onnxruntime cannot load {graph_path}: {reason}; export it again") from error
@@ -60,9 +56,7 @@ class GraphRunner:
 
     def new_caches(self, batch: int, capacity: int) -> Caches:
         """Empty caches for `batch` rows of `capacity` slots."""
-        return Caches(
-            {name: (batch, heads, capacity, size) for name, (heads, size) in self._cache_sizes.items()}
-        )
+        return Caches({name: (batch, heads, capacity, size) for name, (heads, size) in self._cache_sizes.items()})
 
     def run(
         self,

@@ -53,24 +53,19 @@ def _token_equality(decoder: forerun.Decoder, plain: Sequence[forerun.Generation
             yield from (text.token_ids == plain[row].token_ids for row, text in enumerate(texts))
 
 
-def _bit_equality(
-    directory: Path, sequences: Sequence[Sequence[int]], starts: Sequence[int]
-) -> Iterator[bool]:
+def _bit_equality(directory: Path, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[bool]:
     """For each capacity, batch and K: whether each verified row [V] has the bits that plain decoding gives it."""
     target = Manifest.read(directory / "manifest.json").target
     runner = GraphRunner(directory / target.graph, weights_folder=(directory / target.weights).parent)
     plain = [
-        _logits(runner, [tokens], [start], 0, CAPACITIES[0])[0]
-        for tokens, start in zip(sequences, starts, strict=True)
+        _logits(runner, [tokens], [start], 0, CAPACITIES[0])[0] for tokens, start in zip(sequences, starts, strict=True)
     ]
     for capacity in CAPACITIES:
         for batch in BATCHES:
             for draft_length in DRAFT_LENGTHS:
                 seen = _logits(runner, sequences[:batch], starts[:batch], draft_length, capacity)
                 for row in range(batch):
-                    yield from (
-                        np.array_equal(one, other) for one, other in zip(seen[row], plain[row], strict=False)
-                    )
+                    yield from (np.array_equal(one, other) for one, other in zip(seen[row], plain[row], strict=False))
 
 
 def _logits(
@@ -84,10 +79,7 @@ def _logits(
     width, batch = draft_length + 1, len(sequences)
     caches = runner.new_caches(batch, capacity)
     longest = max(starts)
-    padded = [
-        [*tokens[: start - 1], *[0] * (longest - start)]
-        for tokens, start in zip(sequences, starts, strict=True)
-    ]
+    padded = [[*tokens[: start - 1], *[0] * (longest - start)] for tokens, start in zip(sequences, starts, strict=True)]
     runner.run(caches, padded, [0] * batch, logit_rows=[[0]] * batch)
     rows: list[list[Floats]] = [[] for _ in sequences]
     steps = min(len(tokens) - start for tokens, start in zip(sequences, starts, strict=True))

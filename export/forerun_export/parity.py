@@ -43,9 +43,7 @@ class Rows:
         return error if np.isfinite(error) else float("inf")
 
 
-def fixed_prompts(
-    vocabulary_size: int, *, context: int, texts: Sequence[Sequence[int]] = ()
-) -> tuple[Prompt, ...]:
+def fixed_prompts(vocabulary_size: int, *, context: int, texts: Sequence[Sequence[int]] = ()) -> tuple[Prompt, ...]:
     """Prompts made by rule, one of them at the end of the context, then the token ids of some real texts.
 
     Texts are cut to the context; those of fewer than four tokens are left out.
@@ -124,9 +122,7 @@ def _positions(prompt: Prompt, start: int, length: int) -> list[list[int]]:
     return [[prompt.first_position + start + step for step in range(length)]]
 
 
-def _in_pieces(
-    runner: GraphRunner, reference: Reference, pieces: Callable[[int], Iterator[int]]
-) -> Iterator[Rows]:
+def _in_pieces(runner: GraphRunner, reference: Reference, pieces: Callable[[int], Iterator[int]]) -> Iterator[Rows]:
     """Each prompt alone, in calls of the lengths that `pieces(prompt length)` gives."""
     for number, (prompt, expected) in enumerate(zip(reference.prompts, reference.logits, strict=True)):
         caches = runner.new_caches(1, capacity=_capacity(len(prompt.tokens)))
@@ -170,9 +166,7 @@ def _ragged_batch(runner: GraphRunner, reference: Reference) -> Iterator[Rows]:
     padded = [[*prompt.tokens[:n], *[0] * (longest - n)] for prompt, n in zip(prompts, prefixes, strict=True)]
     positions = [_positions(prompt, 0, n)[0] for prompt, n in zip(prompts, prefixes, strict=True)]
     positions = [[*row, *[row[-1]] * (longest - len(row))] for row in positions]
-    logits = runner.run(
-        caches, padded, [0] * len(prompts), positions=positions, logit_rows=[[n - 1] for n in prefixes]
-    )
+    logits = runner.run(caches, padded, [0] * len(prompts), positions=positions, logit_rows=[[n - 1] for n in prefixes])
     yield from (Rows(row, logits[row], reference.logits[row][n - 1 : n]) for row, n in enumerate(prefixes))
     last = [prompt.tokens[-RAGGED:] for prompt in prompts]
     positions = [_positions(prompt, n, RAGGED)[0] for prompt, n in zip(prompts, prefixes, strict=True)]

@@ -98,9 +98,7 @@ class Recipe:
     device: Device
     frontend: Frontend
 
-    def sha256(
-        self, *, target_source_sha256: str, draft_source_sha256: str | None, exporter_version: str
-    ) -> str:
+    def sha256(self, *, target_source_sha256: str, draft_source_sha256: str | None, exporter_version: str) -> str:
         """The key that says "already built": equal for two recipes only if they build the same engines.
 
         The sources count by their content, not by where they lie or how they are downloaded.

@@ -64,9 +64,7 @@ def _text_after_answer(chat_template: str, *, bos_token: str | None, eos_token: 
     answer = "FORERUN-ANSWER"
     turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
     try:
-        text = render_chat(
-            chat_template, turns, add_generation_prompt=False, bos_token=bos_token, eos_token=eos_token
-        )
+        text = render_chat(chat_template, turns, add_generation_prompt=False, bos_token=bos_token, eos_token=eos_token)
     except ForerunError:
         return ""  # a template that wants other messages: only the declared ends are known
     return text.rpartition(answer)[2].lstrip() if answer in text else ""

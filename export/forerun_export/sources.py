@@ -64,9 +64,7 @@ def resolve(text: str) -> Source:
         folder = _download(text)
         _check_folder(folder)
         return Source(text, "folder", folder)
-    raise ExportError(
-        f"{text} does not exist; give a GGUF file, a Hugging Face folder or a hub id (owner/name)"
-    )
+    raise ExportError(f"{text} does not exist; give a GGUF file, a Hugging Face folder or a hub id (owner/name)")
 
 
 def _checkpoint_files(folder: Path) -> list[Path]:
@@ -79,9 +77,7 @@ def _file_sha256(path: Path) -> str:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ExportError(
-            f"{path} cannot be read: {error.strerror}; check the file and its permissions"
-        ) from error
+        raise ExportError(f"{path} cannot be read: {error.strerror}; check the file and its permissions") from error
 
 
 def _check_folder(folder: Path) -> None:
@@ -117,11 +113,7 @@ def _check_safetensors(path: Path) -> None:
         with open(path, "rb") as file:
             length = struct.unpack("<Q", file.read(8))[0]
             header = json.loads(file.read(length if length < size else 0))
-        end = (
-            8
-            + length
-            + max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
-        )
+        end = 8 + length + max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ExportError(f"{path} is corrupt (its header cannot be read); fetch it again") from error
     if size < end:

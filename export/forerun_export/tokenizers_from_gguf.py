@@ -60,9 +60,7 @@ _SPLITTINGS = {
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
     "qwen2": _Splitting(_by_words(r"\p{N}"), normalizer=normalizers.NFC()),
-    "smollm": _Splitting(
-        pre.Sequence([pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False)])
-    ),
+    "smollm": _Splitting(pre.Sequence([pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False)])),
 }
 
 

@@ -84,9 +84,7 @@ def disk_errors(destination: Path, *, other_place: str = _OTHER_PLACE) -> Iterat
         if error.errno in _NO_ROOM:
             raise ExportError(_no_room(destination, None, other_place)) from error
         if error.errno in _REFUSED and _is_beside(error.filename, destination):
-            raise ExportError(
-                f"cannot write {destination} ({error.strerror}); change that or {other_place}"
-            ) from error
+            raise ExportError(f"cannot write {destination} ({error.strerror}); change that or {other_place}") from error
         raise
 
 

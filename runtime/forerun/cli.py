@@ -60,9 +60,7 @@ def main() -> None:
     """Lossless speculative decoding on ONNX Runtime and TensorRT."""
 
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object as the last line of stdout."
-)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line of stdout.")
 directory_argument = click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
 
 
@@ -88,22 +86,12 @@ def _logit_bias(context: click.Context, parameter: click.Parameter, value: Seque
 @main.command()
 @directory_argument
 @click.argument("prompt", required=False)
-@click.option(
-    "--prompt-file", type=click.File(encoding="utf-8"), help="Read the prompt from a file; - is stdin."
-)
+@click.option("--prompt-file", type=click.File(encoding="utf-8"), help="Read the prompt from a file; - is stdin.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it stands, without the chat template.")
-@click.option(
-    "--max-new-tokens", type=int, default=256, show_default=True, help="Tokens to emit at the most."
-)
-@click.option(
-    "--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token."
-)
-@click.option(
-    "--seed", type=int, help="Makes a sampled text repeatable. Without it, a fresh one is taken and told."
-)
-@click.option(
-    "--stop", multiple=True, metavar="TEXT", help="Text that ends the output. May be given several times."
-)
+@click.option("--max-new-tokens", type=int, default=256, show_default=True, help="Tokens to emit at the most.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token.")
+@click.option("--seed", type=int, help="Makes a sampled text repeatable. Without it, a fresh one is taken and told.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="Text that ends the output. May be given several times.")
 @click.option(
     "--law",
     type=click.Choice(["auto", "residual", "block", "coupled", "greedy"]),
@@ -127,9 +115,7 @@ def _logit_bias(context: click.Context, parameter: click.Parameter, value: Seque
     help="Tokens proposed in a round.",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads. [default: the CPUs there are]")
-@click.option(
-    "--trace", is_flag=True, help="Show every round on stderr, tokens coloured by how they came about."
-)
+@click.option("--trace", is_flag=True, help="Show every round on stderr, tokens coloured by how they came about.")
 @json_option
 def generate(
     directory: Path,
@@ -165,9 +151,7 @@ def _prompt(prompt: str | None, file: IO[str] | None) -> str:
     try:
         return file.read()
     except UnicodeDecodeError as error:
-        raise click.UsageError(
-            f"--prompt-file {file.name} is not UTF-8 text ({error.reason}); convert it"
-        ) from error
+        raise click.UsageError(f"--prompt-file {file.name} is not UTF-8 text ({error.reason}); convert it") from error
 
 
 def _run(decoder: Decoder, request: Any, *, trace: bool, echo: bool) -> Generation:

@@ -46,9 +46,7 @@ def check(engine: Engine, architecture: Architecture, graph: Path) -> None:
         *_violations("output", engine.outputs, decoder_outputs(architecture)),
     ]
     if violations:
-        raise EngineError(
-            f"{graph} is not a decoder graph for this manifest: {'; '.join(violations)}; export again"
-        )
+        raise EngineError(f"{graph} is not a decoder graph for this manifest: {'; '.join(violations)}; export again")
 
 
 def _violations(kind: str, found: Sequence[TensorSpec], expected: Mapping[str, Expected]) -> Iterable[str]:

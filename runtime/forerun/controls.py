@@ -77,9 +77,7 @@ class Controls:
         _check_choice("draft", self.draft, get_args(DraftName))
         self._check_sequences()
         if self.law == "greedy" and self.temperature > 0:
-            raise RequestError(
-                "law greedy needs temperature 0; leave the law to auto or set the temperature to 0"
-            )
+            raise RequestError("law greedy needs temperature 0; leave the law to auto or set the temperature to 0")
         if self.min_new_tokens > self.max_new_tokens:
             raise RequestError(
                 f"min_new_tokens is {self.min_new_tokens}, above max_new_tokens, {self.max_new_tokens}; lower it"
@@ -108,9 +106,7 @@ class Controls:
         """Also makes a text that stands for a list of one a tuple, and every list one."""
         stop = _as_tuple("stop", self.stop, "texts")
         if not all(isinstance(text, str) and text for text in stop):
-            raise RequestError(
-                "stop: an empty text would end every output at once; give texts of a character or more"
-            )
+            raise RequestError("stop: an empty text would end every output at once; give texts of a character or more")
         words = _as_tuple("bad_words", self.bad_words, "texts or token sequences")
         if not all(isinstance(word, Sequence) and len(word) for word in words):
             raise RequestError("bad_words: an empty one would ban every token; give texts or token sequences")

@@ -66,9 +66,7 @@ class Decoder:
     Sequences never influence each other, so what else runs at the same time changes the speed only.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, threads: int | None = None, load_draft: bool = True
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, threads: int | None = None, load_draft: bool = True) -> None:
         self.directory = EngineDirectory.open(Path(path))
         self.manifest = manifest = self.directory.manifest
         self.backend = open_backend(manifest.backend.name, manifest.backend.device, threads=threads)
@@ -78,9 +76,7 @@ class Decoder:
             bos_token=manifest.tokenizer.bos_token,
             eos_token=manifest.tokenizer.eos_token,
         )
-        graphs = {
-            name: self.backend.load(self.directory.file(file)) for name, file in manifest.sampling.items()
-        }
+        graphs = {name: self.backend.load(self.directory.file(file)) for name, file in manifest.sampling.items()}
         sampler = Sampler(graphs, self.backend)
         self.target = self._load(manifest.target)
         self.draft: Draft | None = None
@@ -143,9 +139,7 @@ class Decoder:
         """
         request = as_request(prompt, controls)
         if request.controls.n > 1:
-            raise RequestError(
-                f"n is {request.controls.n}: a stream carries one sample; open a stream for each"
-            )
+            raise RequestError(f"n is {request.controls.n}: a stream carries one sample; open a stream for each")
         return self._stream(self._rows(request)[0])
 
     def _stream(self, row: Row) -> Generator[Chunk, None, Generation]:
@@ -199,9 +193,7 @@ class Decoder:
     def _draft_length(self, controls: Controls) -> int:
         limit = self.manifest.limits.draft_length
         if controls.draft == "model" and self.draft is None:
-            raise RequestError(
-                "draft model: this engine directory has none; export one with --draft, or use none"
-            )
+            raise RequestError("draft model: this engine directory has none; export one with --draft, or use none")
         if controls.draft_length is not None and controls.draft_length > limit:
             raise RequestError(
                 f"draft_length is {controls.draft_length}; these engines were exported for at most {limit}"

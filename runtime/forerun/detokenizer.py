@@ -22,9 +22,7 @@ class Detokenizer:
         # Not tokenizers.decoders.DecodeStream: it has no flush, and it raises when a bad byte follows characters
         # of the same byte run that it has already shown.
         byte_level = _is_byte_level(tokenizer.decoder)
-        self._pieces: _ByteLevelText | _WindowedText = (
-            _ByteLevelText() if byte_level else _WindowedText(tokenizer)
-        )
+        self._pieces: _ByteLevelText | _WindowedText = _ByteLevelText() if byte_level else _WindowedText(tokenizer)
         self._tokenizer = tokenizer
 
     def push(self, token: int) -> str:

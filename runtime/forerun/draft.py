@@ -68,9 +68,7 @@ class ModelDraft:
             else:
                 self._feed_proposal(rows, tensors, step)
             self._write_draw(rows, demands, tensors, step)
-            places = (
-                [row.edits_at(drafted[index]) for index, row in enumerate(rows)] if demands.edits else None
-            )
+            places = [row.edits_at(drafted[index]) for index, row in enumerate(rows)] if demands.edits else None
             shaped = self._sampler.shape(tensors.draft, tensors, demands, places)
             self._sampler.propose(shaped, tensors, demands)
             if demands.edits:  # what is edited next depends on what was drafted
@@ -81,9 +79,7 @@ class ModelDraft:
         shape = Shape(0, tensors.rows, tokens=2, logit_rows=1)
         bound = self.model.bind(shape, input_ids=tensors.last_two, logits=tensors.draft.logits)
         last_two: list[int] = []
-        for (
-            row
-        ) in rows:  # a sequence of one token stands in front, and its padding is overwritten by the next step
+        for row in rows:  # a sequence of one token stands in front, and its padding is overwritten by the next step
             last_two += row.tokens[-2:] if len(row.tokens) > 1 else [row.tokens[0], 0]
         self._backend.write(tensors.last_two, last_two)
         self._backend.write(bound.logit_rows, [min(len(row.tokens), 2) - 1 for row in rows])
@@ -100,9 +96,7 @@ class ModelDraft:
         if demands.samples:
             places = [len(row.tokens) + step for row in rows]
             write(tensors.draft.positions, places)
-            drawn = [
-                row.uniforms(Stream.DRAFT, place, step, 2) for row, place in zip(rows, places, strict=True)
-            ]
+            drawn = [row.uniforms(Stream.DRAFT, place, step, 2) for row, place in zip(rows, places, strict=True)]
             write(tensors.propose_uniforms, [number for pair in drawn for number in pair])
 
     def commit(self, row: int, tokens: Sequence[int]) -> None:

@@ -27,9 +27,7 @@ def violations(engines: EngineDirectory) -> list[str]:
                 check(engine, record.architecture, graph)
             except ForerunError as error:
                 found.append(str(error))
-    tokenizer = Tokenizer.open(
-        engines.path, end_tokens=manifest.tokenizer.end_tokens, bos_token=None, eos_token=None
-    )
+    tokenizer = Tokenizer.open(engines.path, end_tokens=manifest.tokenizer.end_tokens, bos_token=None, eos_token=None)
     if tokenizer.vocabulary_sha256() != manifest.tokenizer.vocabulary_sha256:
         found.append("tokenizer.json has another token map than the manifest records")
     return found
@@ -54,17 +52,13 @@ def describe(engines: EngineDirectory, found: list[str] | None) -> str:
         f"backend   {manifest.backend.name} on {manifest.backend.device}; exported by forerun {manifest.forerun}",
     ]
     if found is not None:
-        lines.append(
-            "verified  " + ("every file and graph is as exported" if not found else "; ".join(found))
-        )
+        lines.append("verified  " + ("every file and graph is as exported" if not found else "; ".join(found)))
     return "\n".join(lines)
 
 
 def _model_lines(role: str, record: ModelRecord) -> list[str]:
     numbers = record.architecture
-    left_out = (
-        f", layers {', '.join(map(str, record.layers_left_out))} left out" if record.layers_left_out else ""
-    )
+    left_out = f", layers {', '.join(map(str, record.layers_left_out))} left out" if record.layers_left_out else ""
     lines = [
         f"{role:8}  {record.source} ({record.precision}, {record.frontend}){left_out}",
         f"          {numbers.model_type}: {numbers.layers} layers, {numbers.query_heads} heads over "

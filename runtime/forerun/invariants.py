@@ -138,9 +138,7 @@ def _cache_faults(prefix: CachedPrefix, row: RowSnapshot, backend: Backend) -> I
     wrong: set[int] = set()
     for (_, _, found), (_, _, expected) in pairs:
         slots = zip(_slots(backend, found), _slots(backend, expected), strict=False)
-        wrong.update(
-            slot for slot, (one, other) in enumerate(slots) if slot < len(committed) and one != other
-        )
+        wrong.update(slot for slot, (one, other) in enumerate(slots) if slot < len(committed) and one != other)
     if wrong:
         yield f"slots {', '.join(map(str, sorted(wrong)))} do not hold the committed tokens"
 

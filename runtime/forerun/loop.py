@@ -78,9 +78,7 @@ class Loop:
     ) -> list[Verdict]:
         width = tensors.draft_length + 1
         tokens = self.backend.read(tensors.tokens) if tensors.draft_length else []
-        proposals = [
-            tokens[index * width + 1 : index * width + 1 + count] for index, count in enumerate(valid)
-        ]
+        proposals = [tokens[index * width + 1 : index * width + 1 + count] for index, count in enumerate(valid)]
         places = _places(rows, proposals, width) if demands.edits else None
         shaped = self.sampler.shape(tensors.target, tensors, demands, places)
         verdicts = self._verdicts(rows, proposals, demands, tensors, shaped)
@@ -140,9 +138,7 @@ class Loop:
             )
         return self._workspace.tensors(rows, draft_length)
 
-    def _write_inputs(
-        self, rows: Sequence[Row], valid: Sequence[int], demands: Demands, tensors: RoundTensors
-    ) -> None:
+    def _write_inputs(self, rows: Sequence[Row], valid: Sequence[int], demands: Demands, tensors: RoundTensors) -> None:
         write, padding = self.backend.write, [0] * tensors.draft_length
         write(tensors.tokens, [token for row in rows for token in (row.tokens[-1], *padding)])
         write(tensors.valid, valid)
@@ -169,11 +165,7 @@ class Loop:
         if steps:
             write(
                 tensors.accept_uniforms,
-                [
-                    row.uniforms(Stream.ACCEPT, len(row.tokens) + step, step, 1)[0]
-                    for row in rows
-                    for step in steps
-                ],
+                [row.uniforms(Stream.ACCEPT, len(row.tokens) + step, step, 1)[0] for row in rows for step in steps],
             )
 
 

@@ -41,9 +41,7 @@ class CachedModel:
     `positions` is the number of positions that the graph knows: padding tokens past it are given its last one.
     """
 
-    def __init__(
-        self, engine: Engine, backend: Backend, architecture: Architecture, *, positions: int
-    ) -> None:
+    def __init__(self, engine: Engine, backend: Backend, architecture: Architecture, *, positions: int) -> None:
         self._engine = engine
         self._backend = backend
         self._architecture = architecture

@@ -69,9 +69,7 @@ def check_tokens(tokens: Sequence[int], *, vocabulary_size: int, context: int) -
     if not tokens:
         raise RequestError("the prompt is empty; give at least one token to continue from")
     if wrong := [token for token in tokens if not (isinstance(token, int) and 0 <= token < vocabulary_size)]:
-        raise RequestError(
-            f"token {wrong[0]!r} is not in the vocabulary; ids go from 0 to {vocabulary_size - 1}"
-        )
+        raise RequestError(f"token {wrong[0]!r} is not in the vocabulary; ids go from 0 to {vocabulary_size - 1}")
     if len(tokens) >= context:
         raise RequestError(
             f"the prompt has {len(tokens)} tokens, which leaves no room in a context of {context}; "

@@ -148,9 +148,7 @@ class Row:
                 shown += self._finish(reason)
                 break
         self.text += shown
-        self.stats.count_round(
-            proposed=len(verdict.proposals), accepted=verdict.accepted, emitted=len(emitted)
-        )
+        self.stats.count_round(proposed=len(verdict.proposals), accepted=verdict.accepted, emitted=len(emitted))
         chunk = Chunk(
             shown,
             tuple(emitted),

@@ -58,9 +58,7 @@ class Tokenizer:
         """Tokens that end a sequence."""
 
     @classmethod
-    def open(
-        cls, folder: Path, *, end_tokens: Sequence[int], bos_token: str | None, eos_token: str | None
-    ) -> Self:
+    def open(cls, folder: Path, *, end_tokens: Sequence[int], bos_token: str | None, eos_token: str | None) -> Self:
         """Read `tokenizer.json` and, if there, `chat_template.jinja` from an engine directory.
 
         Raises EngineError, naming the file, if one is missing or damaged.
@@ -101,9 +99,7 @@ class Tokenizer:
         """
         if self._chat_template is None:
             raise RequestError("this engine has no chat template; pass the prompt with --raw (raw=True)")
-        text = render_chat(
-            self._chat_template, messages, bos_token=self._bos_token, eos_token=self._eos_token
-        )
+        text = render_chat(self._chat_template, messages, bos_token=self._bos_token, eos_token=self._eos_token)
         return self._encode(text, add_special_tokens=False)  # the template writes its own
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
@@ -213,9 +209,7 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes <, > and & for HTML, which changes the prompt.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:

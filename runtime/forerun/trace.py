@@ -38,9 +38,7 @@ class Trace:
         for index, piece in enumerate(chunk.pieces):
             line.append(piece.translate(_VISIBLE), STYLES[_kind(chunk, index)])
         for token in chunk.rejected:
-            line.append(
-                self._tokenizer.decode([token], skip_special=False).translate(_VISIBLE), STYLES["rejected"]
-            )
+            line.append(self._tokenizer.decode([token], skip_special=False).translate(_VISIBLE), STYLES["rejected"])
         self._console.print(line, soft_wrap=True)
 
     def summary(self, generation: Generation) -> None:

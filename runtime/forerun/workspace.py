@@ -24,9 +24,7 @@ class Memory:
         self._backend = backend
         self._tensors: dict[str, Tensor] = {}
 
-    def view(
-        self, name: str, element_type: ElementType, shape: tuple[int, ...], largest: tuple[int, ...]
-    ) -> Tensor:
+    def view(self, name: str, element_type: ElementType, shape: tuple[int, ...], largest: tuple[int, ...]) -> Tensor:
         """The first elements of the tensor `name`, as `shape`."""
         if name not in self._tensors:
             self._tensors[name] = self._backend.allocate(element_type, largest)
@@ -95,9 +93,7 @@ class LogitTensors:
 class RoundTensors:
     """Everything that a round of B rows and draft length K reads and writes on the device."""
 
-    def __init__(
-        self, memory: Memory, *, rows: int, draft_length: int, size: int, largest: tuple[int, int]
-    ) -> None:
+    def __init__(self, memory: Memory, *, rows: int, draft_length: int, size: int, largest: tuple[int, int]) -> None:
         most_rows, most_proposals = largest
 
         def small(name: str, element_type: ElementType, *columns: int) -> Tensor:
@@ -120,9 +116,7 @@ class RoundTensors:
         # Tokens.
         self.last_two = small("last_two", INT64, 2)  # committed tokens that the draft's first step takes
         self.draft_token = small("draft_token", INT64, 1)  # a proposal: the draft's next input_ids
-        self.tokens = small(
-            "tokens", INT64, draft_length + 1
-        )  # pending, then proposals: the target's input_ids
+        self.tokens = small("tokens", INT64, draft_length + 1)  # pending, then proposals: the target's input_ids
         self.accepted = small("accepted", INT64)
         self.next_token = small("next_token", INT64)
         # Logits and laws.

@@ -52,9 +52,7 @@ def test_a_pair_with_a_draft_of_its_own_layers_decodes_like_its_target(engines: 
     assert plain_tokens(engines) == plain_tokens(engines, draft_length=5) == plain
 
 
-def test_a_pair_of_two_checkpoints_decodes_like_its_target(
-    tmp_path: Path, llama: Path, engines: Path
-) -> None:
+def test_a_pair_of_two_checkpoints_decodes_like_its_target(tmp_path: Path, llama: Path, engines: Path) -> None:
     draft = tiny_qwen2(tmp_path / "qwen2")
     recipe = read_recipe(options={"target": str(llama), "draft": str(draft), **LIMITS})
     manifest = export(recipe, tmp_path / "pair").manifest
@@ -86,9 +84,7 @@ def test_the_manifest_records_sources_parity_and_every_file(engines: Path, llama
     assert run("inspect", engines, "--verify").exit_code == 0
 
 
-def test_a_second_export_does_nothing_unless_forced_or_asked_for_something_else(
-    tmp_path: Path, llama: Path
-) -> None:
+def test_a_second_export_does_nothing_unless_forced_or_asked_for_something_else(tmp_path: Path, llama: Path) -> None:
     out, options = tmp_path / "out", {"target": str(llama), **LIMITS}
     assert export(read_recipe(options=options), out).built
     before = (out / "manifest.json").stat().st_ino
@@ -119,9 +115,7 @@ def test_a_draft_of_the_same_size_with_other_tokens_is_refused(tmp_path: Path, l
 
 
 @pytest.mark.parametrize("layers", ["layers:3", "layers:0,1,2"])
-def test_layers_that_do_not_exist_or_all_of_them_are_refused(
-    tmp_path: Path, llama: Path, layers: str
-) -> None:
+def test_layers_that_do_not_exist_or_all_of_them_are_refused(tmp_path: Path, llama: Path, layers: str) -> None:
     recipe = read_recipe(options={"target": str(llama), "draft": layers, **LIMITS})
     with pytest.raises(ExportError, match="layers"):
         export(recipe, tmp_path / "out")
@@ -158,9 +152,7 @@ class Interruption:
             raise KeyboardInterrupt
 
 
-def test_interrupted_anywhere_the_previous_engines_still_work(
-    tmp_path: Path, llama: Path, engines: Path
-) -> None:
+def test_interrupted_anywhere_the_previous_engines_still_work(tmp_path: Path, llama: Path, engines: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(engines, out)
     before, expected = state_of(out), plain_tokens(engines)
@@ -205,9 +197,7 @@ def corrupt_gguf(folder: Path, damage: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "damage", ["missing", "not a GGUF", "cut in its header", "cut in its tensors", "empty"]
-)
+@pytest.mark.parametrize("damage", ["missing", "not a GGUF", "cut in its header", "cut in its tensors", "empty"])
 def test_a_damaged_gguf_is_one_line_and_leaves_nothing_behind(tmp_path: Path, damage: str) -> None:
     source = corrupt_gguf(tmp_path, damage)
     result = run("export", "--target", source, "--out", tmp_path / "out", "--context", 128)
@@ -266,9 +256,7 @@ def test_a_destination_with_other_files_is_left_alone(tmp_path: Path, llama: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_the_comparison_is_with_the_checkpoint_and_not_with_the_graph_itself(
-    llama: Path, engines: Path
-) -> None:
+def test_the_comparison_is_with_the_checkpoint_and_not_with_the_graph_itself(llama: Path, engines: Path) -> None:
     other = tiny_llama(engines.parent / "other", seed=9)
     with pytest.raises(ExportError, match="does not compute"):
         parity.compare(engines / "target" / "model.onnx", resolve(str(other)), context=128)

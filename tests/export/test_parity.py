@@ -65,14 +65,10 @@ def test_the_bound_is_no_wider_than_rounding(built: Built) -> None:
     assert found.bound < 1e-4 * max(np.abs(logits).max() for logits in reference.logits)
 
 
-def test_a_draft_with_layers_left_out_agrees_with_the_checkpoint_without_them(
-    built: Built, tmp_path: Path
-) -> None:
+def test_a_draft_with_layers_left_out_agrees_with_the_checkpoint_without_them(built: Built, tmp_path: Path) -> None:
     draft = built.decoder.without_layers(LEFT_OUT)
     save_sharing_graph(draft.model, tmp_path / "model.onnx", built.graph)
-    found = parity.check(
-        tmp_path / "model.onnx", built.references[LEFT_OUT], weights_folder=built.graph.parent
-    )
+    found = parity.check(tmp_path / "model.onnx", built.references[LEFT_OUT], weights_folder=built.graph.parent)
     assert found.max_error <= found.bound
     assert draft.architecture.layers == built.decoder.architecture.layers - 1
 

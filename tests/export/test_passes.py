@@ -215,9 +215,7 @@ def test_a_head_of_its_own_is_kept(decoder: Decoder) -> None:
 
 def test_a_tied_head_is_on_disk_once(qwen: Decoder, tmp_path: Path) -> None:
     graph = save(qwen, tmp_path)
-    vocabulary_wide = [
-        name for name, tensor in external_tensors(graph).items() if VOCABULARY_SIZE in tensor.shape
-    ]
+    vocabulary_wide = [name for name, tensor in external_tensors(graph).items() if VOCABULARY_SIZE in tensor.shape]
     assert vocabulary_wide == ["model.embed_tokens.weight"]
 
 
@@ -246,9 +244,7 @@ def test_leaving_layers_out_keeps_names_and_numbers_caches_anew(decoder: Decoder
     draft = decoder.without_layers([0]).model.graph
     names = [value.name for value in draft.inputs if "cache" in str(value.name)]
     assert names == ["k_cache.0", "v_cache.0", "k_cache.1", "v_cache.1"]
-    assert [value.name for value in draft.outputs][1:] == [
-        name.replace(".", "_out.") for name in map(str, names)
-    ]
+    assert [value.name for value in draft.outputs][1:] == [name.replace(".", "_out.") for name in map(str, names)]
     assert not any(".layers.0." in name for name in draft.initializers)
     assert set(draft.initializers) < set(decoder.model.graph.initializers)
 
@@ -268,9 +264,7 @@ def test_the_decoder_itself_is_unchanged_by_leaving_layers_out(decoder: Decoder)
 @pytest.mark.parametrize(
     ("layers", "message"), [([3], "do not exist"), ([-1], "do not exist"), ([0, 1, 2], "keep at least one")]
 )
-def test_layers_that_cannot_be_left_out_are_refused(
-    decoder: Decoder, layers: Sequence[int], message: str
-) -> None:
+def test_layers_that_cannot_be_left_out_are_refused(decoder: Decoder, layers: Sequence[int], message: str) -> None:
     with pytest.raises(ExportError, match=message):
         decoder.without_layers(layers)
 

@@ -51,9 +51,7 @@ def message_of(path: Path | None, options: dict[str, str | int | None] | None = 
 
 def test_a_full_recipe_is_read(tmp_path: Path) -> None:
     assert read_recipe(written(tmp_path, GOOD)) == Recipe(
-        target=ModelRecipe(
-            str(tmp_path / "model.gguf"), "fp32", Download("some-wheel==1.0", "*.gguf", "a" * 64)
-        ),
+        target=ModelRecipe(str(tmp_path / "model.gguf"), "fp32", Download("some-wheel==1.0", "*.gguf", "a" * 64)),
         draft=DraftRecipe(None, (1, 3), "fp32"),
         limits=LimitsRecipe(batch=2, context=64, draft_length=4),
         device="cpu",
@@ -163,9 +161,7 @@ def test_nothing_to_export_says_what_to_give() -> None:
         ("[draft]", "[draft", ["not valid TOML", "line"]),
     ],
 )
-def test_a_bad_recipe_names_the_file_and_the_key(
-    tmp_path: Path, old: str, new: str, parts: list[str]
-) -> None:
+def test_a_bad_recipe_names_the_file_and_the_key(tmp_path: Path, old: str, new: str, parts: list[str]) -> None:
     assert old in GOOD
     path = written(tmp_path, GOOD.replace(old, new, 1))
     message = message_of(path)

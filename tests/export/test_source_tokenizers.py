@@ -53,9 +53,7 @@ PIECES: dict[str, Callable[[str], list[str]]] = {
 
 
 @pytest.fixture(scope="module", params=list(PIECES))
-def family(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, SourceTokenizer]:
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, SourceTokenizer]:
     path = write_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf", request.param, add_bos_token=False)
     return request.param, source_tokenizer(path)
 
@@ -137,9 +135,7 @@ def test_control_tokens_are_special_and_user_defined_ones_are_whole_words(tmp_pa
 
 
 @pytest.mark.parametrize(("pre", "is_one"), [("llama-bpe", True), ("smollm", False)])
-def test_a_piece_that_is_a_token_needs_merges_in_some_families_only(
-    tmp_path: Path, pre: str, is_one: bool
-) -> None:
+def test_a_piece_that_is_a_token_needs_merges_in_some_families_only(tmp_path: Path, pre: str, is_one: bool) -> None:
     path = write_gguf(tmp_path / "m.gguf", pre, extra=[("zqzq", NORMAL)], add_bos_token=False)
     assert (source_tokenizer(path).tokenizer.encode("zqzq").tokens == ["zqzq"]) == is_one
 

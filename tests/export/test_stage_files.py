@@ -1,4 +1,4 @@
-"""The files that save_stage_graphs writes: what other programs find in them."""
+"""The files that save_sampling_graphs writes: what other programs find in them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from forerun_export.sampling.stages import STAGE_GRAPHS, save_stage_graphs
+from forerun_export.sampling.stages import SAMPLING_GRAPHS, save_sampling_graphs
 
 # Standard operators that the CUDA provider and TensorRT's parser both have.
 PORTABLE = """
@@ -51,11 +51,11 @@ def named_dimensions(value: onnx.ValueInfoProto) -> set[str]:
 
 @pytest.fixture(scope="module", params=[300, 512])
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return save_stage_graphs(tmp_path_factory.mktemp("stages"), request.param)
+    return save_sampling_graphs(tmp_path_factory.mktemp("stages"), request.param)
 
 
 def test_each_stage_has_a_file_and_the_agreed_names(files: dict[str, Path]) -> None:
-    assert set(files) == set(STAGE_GRAPHS) == set(INTERFACE)
+    assert set(files) == set(SAMPLING_GRAPHS) == set(INTERFACE)
     for name, path in files.items():
         graph = onnx.load(path).graph
         named = (" ".join(v.name for v in graph.input), " ".join(v.name for v in graph.output))

@@ -22,9 +22,7 @@ _COMMON = {
 }
 
 
-def tiny_llama(
-    folder: Path, *, query_heads: int = 6, kv_heads: int = 2, tied: bool = False, seed: int = 0
-) -> Path:
+def tiny_llama(folder: Path, *, query_heads: int = 6, kv_heads: int = 2, tied: bool = False, seed: int = 0) -> Path:
     """A Llama of three layers, grouped heads unless `kv_heads` equals `query_heads`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -48,9 +48,7 @@ def sample_manifest() -> Manifest:
         target=target,
         draft=replace(target, graph="draft/model.onnx", layers_left_out=(14,), parity=None),
         sampling={"draw": "sampling/draw.onnx", "verify-residual": "sampling/verify-residual.onnx"},
-        tokenizer=TokenizerRecord(
-            VOCABULARY_SHA256, end_tokens=(2, 0), bos_token="<|im_start|>", eos_token=None
-        ),
+        tokenizer=TokenizerRecord(VOCABULARY_SHA256, end_tokens=(2, 0), bos_token="<|im_start|>", eos_token=None),
         limits=Limits(batch=8, context=2048, draft_length=8),
         backend=BackendRecord("onnxruntime", "cpu", {"onnxruntime": "1.32.0"}),
         files={name: record(content) for name, content in CONTENTS.items()},

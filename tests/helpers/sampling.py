@@ -1,7 +1,6 @@
 """Runs sampling graphs on numpy arrays, and says which of their decisions float32 rounding may change."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from forerun.oracle import BLOCK_LENGTH, law_of
-from forerun_export.sampling import SAMPLING_GRAPHS, sampling_model
 
 Array = NDArray[Any]
 Random = np.random.Generator
@@ -31,20 +29,6 @@ def session_of(model: onnx_ir.Model) -> onnxruntime.InferenceSession:
     options.log_severity_level = 3
     content = onnx_ir.to_proto(model).SerializeToString()
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-
-
-@cache
-def session(name: str, vocabulary_size: int) -> onnxruntime.InferenceSession:
-    """The session of a sampling graph, built once."""
-    return session_of(sampling_model(SAMPLING_GRAPHS[name], vocabulary_size))
-
-
-def run(graph: onnxruntime.InferenceSession, **feeds: Array) -> dict[str, Array]:
-    """Outputs by name; inputs are converted to the types that the graph takes."""
-    types = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
-    converted = {spec.name: np.asarray(feeds[spec.name], types[spec.type]) for spec in graph.get_inputs()}
-    names = [spec.name for spec in graph.get_outputs()]
-    return dict(zip(names, graph.run(names, converted), strict=True))
 
 
 def uniforms(rng: Random, *shape: int, extremes: float = 0.0) -> Array:
@@ -109,9 +93,7 @@ def near_residual_step(
     """Whether rounding of p may lead to (accepted count, next token)."""
 
     def may(n: int, token: int) -> bool:
-        ratios = [
-            (u * q[x], p[x]) for p, q, x, u in zip(p_rows, q_rows, proposals, accept_uniforms, strict=False)
-        ]
+        ratios = [(u * q[x], p[x]) for p, q, x, u in zip(p_rows, q_rows, proposals, accept_uniforms, strict=False)]
         if not all(a < b + error(b) for a, b in ratios[:n]):
             return False
         if n == len(proposals):

@@ -26,9 +26,7 @@ def verification(rng: Random, batch: int, draft_length: int, vocabulary_size: in
         make_logits(rng, batch, draft_length, vocabulary_size),
         logits[:, :-1],
     )
-    draft_logits = draft_logits + rng.standard_normal(draft_logits.shape) * rng.choice(
-        [0, 0.3], (batch, 1, 1)
-    )
+    draft_logits = draft_logits + rng.standard_normal(draft_logits.shape) * rng.choice([0, 0.3], (batch, 1, 1))
     q = np.array([laws(row, float(t)) for row, t in zip(draft_logits, temperature, strict=True)], np.float32)
     tokens = np.zeros((batch, draft_length + 1), np.int64)
     for b, k in np.ndindex(batch, draft_length):

@@ -13,9 +13,7 @@ FIRST_BYTE_TOKEN = {"byte level": 0, "byte fallback": 2}
 
 def byte_level() -> Tokenizer:
     """All bytes, tokens that cut characters and that span several, a special and two user-defined tokens."""
-    spelled = [
-        text for text, _ in pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("你好 the� 😀")
-    ]
+    spelled = [text for text, _ in pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("你好 the� 😀")]
     vocabulary = [*BYTE_CHARACTERS, *dict.fromkeys(spelled), "ä½", "ðŁĺ", "Ģa"]
     tokenizer = Tokenizer(models.BPE({text: token for token, text in enumerate(vocabulary)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -40,9 +38,7 @@ def byte_fallback(*, leading_space: bool = True) -> Tokenizer:
         "�",
     ]
     tokenizer = Tokenizer(
-        models.BPE(
-            {text: token for token, text in enumerate(pieces)}, [], byte_fallback=True, unk_token="<unk>"
-        )
+        models.BPE({text: token for token, text in enumerate(pieces)}, [], byte_fallback=True, unk_token="<unk>")
     )
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if leading_space else parts)
@@ -95,9 +91,7 @@ ALL_KINDS = {
 }
 
 
-def _of_words(
-    words: list[str], decoder: decoders.Decoder | None, *, special: str | None = "<s>"
-) -> Tokenizer:
+def _of_words(words: list[str], decoder: decoders.Decoder | None, *, special: str | None = "<s>") -> Tokenizer:
     vocabulary = {text: token for token, text in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=words[0]))
     if decoder is not None:

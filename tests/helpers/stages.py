@@ -9,7 +9,7 @@ import onnxruntime
 
 from forerun.oracle import block_acceptance, block_step, inverse_cdf, points_step, residual_step
 from forerun_export.sampling.saving import sampling_model
-from forerun_export.sampling.stages import STAGE_GRAPHS
+from forerun_export.sampling.stages import SAMPLING_GRAPHS
 from helpers.sampling import (
     UNDERFLOW,
     Array,
@@ -34,7 +34,7 @@ Step = tuple[int, int]
 @cache
 def stage(name: str, vocabulary_size: int) -> onnxruntime.InferenceSession:
     """The session of a stage graph, built once."""
-    return session_of(sampling_model(STAGE_GRAPHS[name], vocabulary_size))
+    return session_of(sampling_model(SAMPLING_GRAPHS[name], vocabulary_size))
 
 
 def run_session(graph: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> dict[str, Array]:

@@ -70,16 +70,12 @@ def table_decoder(
     slots = op.Range(0, op.Squeeze(op.Shape(k_cache, start=2, end=3)), 1)
     place = op.Unsqueeze(op.Unsqueeze(slots, [0]) - op.Unsqueeze(write_indices, [1]), [1])  # [B,1,C]
     width = op.Squeeze(op.Shape(input_ids, start=1))
-    clipped = op.Expand(
-        op.Clip(place, 0, width - 1), op.Concat([1], op.Shape(input_ids, start=1), [1], axis=0)
-    )
+    clipped = op.Expand(op.Clip(place, 0, width - 1), op.Concat([1], op.Shape(input_ids, start=1), [1], axis=0))
     among_new = op.And(op.And(place >= 0, place < width), op.GatherElements(tree_mask, clipped, axis=2))
     visible = op.Or(place < 0, among_new)  # [B,S,C]
 
     height = op.Shape(table, end=1)
-    code = op.Mod(
-        op.Cast(op.ReduceSum(op.Where(visible, parts, 0.0), [2], keepdims=0), to=INT64.dtype), height
-    )
+    code = op.Mod(op.Cast(op.ReduceSum(op.Where(visible, parts, 0.0), [2], keepdims=0), to=INT64.dtype), height)
     logits = op.Gather(table, op.GatherElements(code, logit_rows, axis=1))
     return logits, k_cache_out, v_cache_out
 
@@ -125,13 +121,9 @@ class TableModel:
         onnx_ir.save(model, folder / "model.onnx", external_data="model.onnx.data", size_threshold_bytes=0)
 
 
-def random_model(
-    seed: int, *, vocabulary: int = 8, context: int = CONTEXT, spread: float = 1.5
-) -> TableModel:
+def random_model(seed: int, *, vocabulary: int = 8, context: int = CONTEXT, spread: float = 1.5) -> TableModel:
     """A law that depends on every token of the context and on its place."""
-    height = (
-        251 if vocabulary < 250 else 1009
-    )  # a prime above all token weights: changing one changes the code
+    height = 251 if vocabulary < 250 else 1009  # a prime above all token weights: changing one changes the code
     table = np.random.default_rng(seed).normal(scale=spread, size=(height, vocabulary))
     return TableModel(
         table.astype(np.float32),
@@ -195,9 +187,7 @@ def table_pair(
     return TablePair(engine_directory(folder, target, drafts, **options), target, drafts)
 
 
-def script_after(
-    prompt_tokens: int, tokens: Sequence[int], *, wrong_at: Sequence[int] = ()
-) -> dict[int, int]:
+def script_after(prompt_tokens: int, tokens: Sequence[int], *, wrong_at: Sequence[int] = ()) -> dict[int, int]:
     """The script of `tokens` behind a prompt; at the places `wrong_at` it says another token (1, or 2 for a 1)."""
     said = [(1 if token != 1 else 2) if place in wrong_at else token for place, token in enumerate(tokens)]
     return {prompt_tokens + place: token for place, token in enumerate(said)}

@@ -54,9 +54,7 @@ def test_capacity_grows_in_steps(cache: KeyValueCache) -> None:
 
 
 @pytest.mark.parametrize(("rows", "slots"), [(2, 300), (5, 1), (7, 1000)])
-def test_growing_keeps_every_slot(
-    backend: OnnxRuntimeBackend, cache: KeyValueCache, rows: int, slots: int
-) -> None:
+def test_growing_keeps_every_slot(backend: OnnxRuntimeBackend, cache: KeyValueCache, rows: int, slots: int) -> None:
     cache.reserve(2, 4)
     fill(backend, cache, 2, 4)
     cache.reserve(rows, slots)
@@ -78,9 +76,7 @@ def test_neither_rows_nor_capacity_ever_shrink(cache: KeyValueCache) -> None:
     assert (cache.rows, cache.capacity) == (4, 2 * CAPACITY_STEP)
 
 
-def test_moving_a_row_copies_it_and_leaves_the_others(
-    backend: OnnxRuntimeBackend, cache: KeyValueCache
-) -> None:
+def test_moving_a_row_copies_it_and_leaves_the_others(backend: OnnxRuntimeBackend, cache: KeyValueCache) -> None:
     cache.reserve(3, 4)
     fill(backend, cache, 3, 4)
     before = [backend.read(tensor) for row in range(3) for _, _, tensor in cache.tensors(row, 1)]
@@ -120,9 +116,7 @@ def test_without_memory_the_cache_stays_as_it_was(
     assert all(backend.read(place) == values for place, values in places(cache, 1, 4))
 
 
-def test_more_memory_than_there_is_is_a_clear_error(
-    backend: OnnxRuntimeBackend, cache: KeyValueCache
-) -> None:
+def test_more_memory_than_there_is_is_a_clear_error(backend: OnnxRuntimeBackend, cache: KeyValueCache) -> None:
     with pytest.raises(BackendError, match=r"no room for a tensor of \[.*use a smaller batch or context"):
         cache.reserve(1, 2**50)
 

@@ -106,9 +106,7 @@ def test_a_sequence_may_be_left_while_it_waits_for_a_row(tmp_path: Path) -> None
 # Threads
 
 
-def test_threads_share_batches_and_say_what_they_say_alone(
-    pair: TablePair, solo: list[tuple[int, ...]]
-) -> None:
+def test_threads_share_batches_and_say_what_they_say_alone(pair: TablePair, solo: list[tuple[int, ...]]) -> None:
     said: list[list[tuple[int, ...]]] = [[] for _ in REQUESTS]
 
     def work(row: int, decoder: Decoder) -> None:

@@ -113,9 +113,7 @@ def test_a_wrong_option_is_named_with_what_is_known(pair: Path, option: str, val
 
 
 def test_greedy_at_a_temperature_is_refused(pair: Path) -> None:
-    assert "temperature 0" in error_line(
-        run("generate", pair, "t1", "--raw", "--law", "greedy", "--temperature", 1), 2
-    )
+    assert "temperature 0" in error_line(run("generate", pair, "t1", "--raw", "--law", "greedy", "--temperature", 1), 2)
 
 
 def test_the_prompt_is_given_exactly_once(pair: Path, tmp_path: Path) -> None:

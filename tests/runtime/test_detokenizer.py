@@ -113,9 +113,7 @@ def test_tokens_are_decoded_a_bounded_number_of_times(kind: str, monkeypatch: py
 
 @settings(deadline=None, max_examples=100)
 @given(data=st.data())
-def test_smollm2_pieces_join_to_the_text_of_all_tokens(
-    smollm2_tokenizer: Tokenizer, data: st.DataObject
-) -> None:
+def test_smollm2_pieces_join_to_the_text_of_all_tokens(smollm2_tokenizer: Tokenizer, data: st.DataObject) -> None:
     tokens = data.draw(st.lists(st.integers(0, smollm2_tokenizer.size - 1), max_size=40))
     assert "".join(pieces_of(smollm2_tokenizer, tokens)) == smollm2_tokenizer.decode(tokens)
 

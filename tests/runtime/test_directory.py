@@ -101,9 +101,7 @@ def test_a_chat_template_that_nobody_recorded_is_named(tmp_path: Path) -> None:
         "link",
     ],
 )
-def test_a_path_that_leaves_the_directory_or_would_not_move_with_it_is_refused(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_path_that_leaves_the_directory_or_would_not_move_with_it_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     folder = tmp_path / "engine"
     name = name.format(folder=folder)
@@ -125,9 +123,7 @@ def test_a_path_that_leaves_the_directory_or_would_not_move_with_it_is_refused(
         (lambda m: replace(m, target=replace(m.target, vocabulary_sha256="0" * 64)), "not the target's"),
     ],
 )
-def test_token_maps_that_differ_are_refused(
-    tmp_path: Path, change: Callable[[Manifest], Manifest], said: str
-) -> None:
+def test_token_maps_that_differ_are_refused(tmp_path: Path, change: Callable[[Manifest], Manifest], said: str) -> None:
     write_engine_directory(tmp_path, change(sample_manifest()))
     assert said in message_of(tmp_path)
 

@@ -34,8 +34,7 @@ def scripted_engines(
     options = {"end_tokens": (END, OTHER_END), **options}
     vocabulary = options["tokenizer"].get_vocab_size() if "tokenizer" in options else VOCABULARY
     target, draft = (
-        scripted(script_after(prompt, tokens, wrong_at=wrong), vocabulary=vocabulary)
-        for wrong in ([], wrong_at or [])
+        scripted(script_after(prompt, tokens, wrong_at=wrong), vocabulary=vocabulary) for wrong in ([], wrong_at or [])
     )
     return engine_directory(folder, target, draft, **options)
 
@@ -59,9 +58,7 @@ def test_an_end_token_among_the_accepted_ends_the_sequence_there(tmp_path: Path,
 
 
 @pytest.mark.parametrize("place", range(6))
-def test_an_end_token_at_any_place_of_a_round_gives_what_plain_decoding_gives(
-    tmp_path: Path, place: int
-) -> None:
+def test_an_end_token_at_any_place_of_a_round_gives_what_plain_decoding_gives(tmp_path: Path, place: int) -> None:
     said = [3, 4, 5, 6, 3, 4, 5]
     said[place] = END
     with forerun.open(scripted_engines(tmp_path / "engines", said, wrong_at=[4])) as decoder:
@@ -98,9 +95,7 @@ def test_the_limit_may_fall_anywhere_in_a_round(tmp_path: Path, limit: int) -> N
 @pytest.mark.parametrize("draft_length", [0, 1, 2, 5])
 @pytest.mark.parametrize("how", ["end token", "stop text"])
 def test_stop_wins_where_stop_and_limit_fall_together(tmp_path: Path, how: str, draft_length: int) -> None:
-    with forerun.open(
-        scripted_engines(tmp_path / "engines", [3, 4, END if how == "end token" else 5, 6])
-    ) as decoder:
+    with forerun.open(scripted_engines(tmp_path / "engines", [3, 4, END if how == "end token" else 5, 6])) as decoder:
         generation = decoder.generate([1], max_new_tokens=3, stop=["w5"], draft_length=draft_length)
     assert (len(generation.token_ids), generation.finish_reason) == (3, "stop")
 
@@ -117,9 +112,7 @@ def text_engines(folder: Path, text: str) -> tuple[Path, int]:
 
 
 @pytest.mark.parametrize("draft_length", range(7))
-def test_a_stop_text_is_found_across_rounds_and_nothing_behind_it_is_shown(
-    tmp_path: Path, draft_length: int
-) -> None:
+def test_a_stop_text_is_found_across_rounds_and_nothing_behind_it_is_shown(tmp_path: Path, draft_length: int) -> None:
     engines, _ = text_engines(tmp_path / "engines", "one two STOP three")
     with forerun.open(engines) as decoder:
         generation = decoder.generate([1], stop=["STOP"], draft_length=draft_length)
@@ -256,9 +249,7 @@ def long_target() -> TableModel:
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_a_cache_that_grows_while_decoding_keeps_every_row(
-    long_target: TableModel, tmp_path: Path, draft: str
-) -> None:
+def test_a_cache_that_grows_while_decoding_keeps_every_row(long_target: TableModel, tmp_path: Path, draft: str) -> None:
     prompts = [[1] * (CAPACITY_STEP - 10), [2, 3], [4] * 200]
     engines = engine_directory(tmp_path / "engines", long_target, DRAFTS[draft](long_target))
     with forerun.open(engines) as decoder:

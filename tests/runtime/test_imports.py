@@ -36,10 +36,7 @@ def without_command_bodies(tree: ast.Module) -> ast.Module:
     kept = [
         node
         for node in tree.body
-        if not (
-            isinstance(node, ast.FunctionDef)
-            and any("command" in ast.unparse(d) for d in node.decorator_list)
-        )
+        if not (isinstance(node, ast.FunctionDef) and any("command" in ast.unparse(d) for d in node.decorator_list))
     ]
     return ast.Module(kept, [])
 
@@ -89,9 +86,7 @@ def test_importing_forerun_loads_nothing_heavy() -> None:
     assert not loaded & HEAVY
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["generate", "--help"], ["inspect", "--help"], ["export", "--help"]]
-)
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["inspect", "--help"], ["export", "--help"]])
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     loaded = loaded_by(f"from forerun.cli import main; main({arguments!r}, standalone_mode=False)")
     assert "click" in loaded

@@ -73,9 +73,7 @@ def test_a_long_sequence_stays_sound_while_its_cache_grows(tmp_path_factory: pyt
         assert decoder.target.cache.capacity == 512
 
 
-def damage_slot(
-    cache: KeyValueCache, decoder: Decoder, *, row: int, slot: int, name: str = "k_cache.0"
-) -> None:
+def damage_slot(cache: KeyValueCache, decoder: Decoder, *, row: int, slot: int, name: str = "k_cache.0") -> None:
     tensor = next(tensor for found, _, tensor in cache.tensors(row, 1) if found == name)
     number = tensor.view(1, offset=(cache.capacity + slot) * tensor.shape[3] + 1)  # of head 1
     decoder.backend.write(number, [-0.0 if decoder.backend.read(number) == [0.0] else 0.0])

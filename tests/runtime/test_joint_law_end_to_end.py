@@ -65,9 +65,7 @@ def law_behind(prompt: list[int], skipped: int) -> dict[Tokens, float]:
     return law
 
 
-def generations(
-    decoder: Decoder, prompt: list[int], draft_length: int, tokens: int, law: str
-) -> list[Generation]:
+def generations(decoder: Decoder, prompt: list[int], draft_length: int, tokens: int, law: str) -> list[Generation]:
     controls = {
         "temperature": TEMPERATURE,
         "draft_length": draft_length,

@@ -1,7 +1,6 @@
 """Each law through the whole runtime: what it promises beyond the target's law itself."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 

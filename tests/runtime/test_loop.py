@@ -139,9 +139,7 @@ def test_temperatures_that_float32_cannot_hold_are_taken_to_their_limits(
     opened: dict[str, tuple[TablePair, Decoder]],
 ) -> None:
     pair, decoder = opened["good"]
-    assert decoder.generate([1], temperature=1e-300, max_new_tokens=20).token_ids == greedy(
-        pair.target, [1], 20
-    )
+    assert decoder.generate([1], temperature=1e-300, max_new_tokens=20).token_ids == greedy(pair.target, [1], 20)
     flat = decoder.generate([1], temperature=1e300, seed=1, max_new_tokens=60)
     assert flat.stats.accepted == flat.stats.proposed  # both laws are uniform
     assert len(set(flat.token_ids)) == VOCABULARY
@@ -191,7 +189,5 @@ def test_bytes_to_the_host_depend_on_the_draft_length_and_not_on_the_vocabulary(
         with pair.open() as decoder:
             controls = {"max_new_tokens": 5 * (draft_length + 1), "draft_length": draft_length}
             bytes_a_round.add(decoder.generate([1, 2], **controls).stats.host_bytes_per_round)
-    tokens_and_counts = (
-        draft_length + 3 if draft_length else 1
-    )  # K + 1 tokens, accepted, next; or the one token
+    tokens_and_counts = draft_length + 3 if draft_length else 1  # K + 1 tokens, accepted, next; or the one token
     assert bytes_a_round == {8 * tokens_and_counts}

@@ -107,9 +107,7 @@ def test_unparse_is_undone_by_parse() -> None:
         ("table", {"x": {"count": "y"}}, 'table.x.count: expected an integer, found "y"'),
     ],
 )
-def test_a_fault_names_its_path_what_was_expected_and_what_was_found(
-    path: str, value: object, fault: str
-) -> None:
+def test_a_fault_names_its_path_what_was_expected_and_what_was_found(path: str, value: object, fault: str) -> None:
     assert faults_of(changed(path, value)) == [fault]
 
 
@@ -151,9 +149,7 @@ def test_a_newer_schema_is_refused_before_anything_else_is_parsed(tmp_path: Path
     )
 
 
-@pytest.mark.parametrize(
-    "text", ['{"schema": 0}', "{}", '{"schema": true}', '{"schema": "1"}', "[]", "{", "\xff"]
-)
+@pytest.mark.parametrize("text", ['{"schema": 0}', "{}", '{"schema": true}', '{"schema": "1"}', "[]", "{", "\xff"])
 def test_a_file_that_is_no_manifest_of_this_schema_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "manifest.json"
     path.write_bytes(text.encode("latin-1"))

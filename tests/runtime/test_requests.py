@@ -149,9 +149,7 @@ def test_a_draft_with_other_tokens_is_refused_though_there_are_as_many(tmp_path:
     draft = Manifest.read(folder / MANIFEST_NAME).draft
     assert draft is not None
     change_manifest(folder, draft=dataclasses.replace(draft, vocabulary_sha256="9" * 64))
-    with pytest.raises(
-        EngineError, match="the draft's 8 tokens are not the target's: same size, another token map"
-    ):
+    with pytest.raises(EngineError, match="the draft's 8 tokens are not the target's: same size, another token map"):
         forerun.open(folder)
 
 
@@ -167,9 +165,7 @@ def test_a_graph_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     folder = table_pair(tmp_path / "engines").path
     (folder / "draft" / "model.onnx").write_bytes(b"not a graph")
     change_manifest(folder)
-    with pytest.raises(
-        EngineError, match=r"draft/model.onnx: onnxruntime cannot load it .*; export the pair again"
-    ):
+    with pytest.raises(EngineError, match=r"draft/model.onnx: onnxruntime cannot load it .*; export the pair again"):
         forerun.open(folder)
 
 

@@ -67,9 +67,7 @@ def test_a_character_that_the_limit_cuts_is_shown_as_decode_shows_it(tmp_path: P
 
 @pytest.mark.parametrize("draft_length", [0, 1, 3])
 def test_a_stop_text_inside_a_character_cut_by_rounds_is_found(tmp_path: Path, draft_length: int) -> None:
-    with forerun.open(
-        speak(tmp_path / "engines", byte_tokens(TOKENIZER, "ab 你好 cd"), wrong_at=[5])
-    ) as decoder:
+    with forerun.open(speak(tmp_path / "engines", byte_tokens(TOKENIZER, "ab 你好 cd"), wrong_at=[5])) as decoder:
         chunks, generation = stream(decoder, stop=["好"], draft_length=draft_length)
     assert generation.text == "".join(chunk.text for chunk in chunks) == "ab 你"
     assert generation.finish_reason == "stop"
@@ -95,9 +93,7 @@ def test_chunks_tell_accepted_from_corrections_and_bonuses(tmp_path: Path) -> No
 
 @settings(deadline=None, max_examples=40)
 @given(
-    tokens=st.lists(
-        st.integers(0, VOCABULARY - 1).filter(lambda token: token != END), min_size=1, max_size=30
-    ),
+    tokens=st.lists(st.integers(0, VOCABULARY - 1).filter(lambda token: token != END), min_size=1, max_size=30),
     wrong_at=st.lists(st.integers(0, 30), max_size=8),
     draft_length=st.integers(0, 6),
     stop=st.lists(st.text("abé你 ", min_size=1, max_size=2), max_size=2),

@@ -80,9 +80,7 @@ def enumeration(*, seeds: int = 4, report: Report = silent) -> Iterator[Finding]
 
 def deviation(pair: Pair, rule: Rule, size: Size) -> float:
     """Total variation between the joint law of speculative and of plain decoding."""
-    emitted = joint_law(
-        pair.target, pair.draft, rule, draft_length=size.draft_length, positions=size.positions
-    )
+    emitted = joint_law(pair.target, pair.draft, rule, draft_length=size.draft_length, positions=size.positions)
     return total_variation(emitted, plain_law(pair.target, positions=size.positions))
 
 

@@ -72,9 +72,7 @@ def _cases(feeds: Mapping[str, Array]) -> Iterator[Case]:
 
 def _residual(case: Case) -> Decision:
     draw = lambda law: inverse_cdf(law, case.pair)  # noqa: E731
-    return residual_step(
-        case.p_rows, case.q_rows, case.proposals, accept_uniforms=case.accept_uniforms, draw=draw
-    )
+    return residual_step(case.p_rows, case.q_rows, case.proposals, accept_uniforms=case.accept_uniforms, draw=draw)
 
 
 def _block(case: Case) -> Decision:
@@ -93,9 +91,7 @@ def _coupled(case: Case) -> Decision:
 
 
 def _residual_margin(case: Case, found: Decision) -> Margin:
-    return residual_margin(
-        case.p_rows, case.q_rows, case.proposals, case.accept_uniforms, case.pair, found
-    )
+    return residual_margin(case.p_rows, case.q_rows, case.proposals, case.accept_uniforms, case.pair, found)
 
 
 def _block_margin(case: Case, found: Decision) -> Margin:
@@ -115,9 +111,7 @@ def _coupled_margin(case: Case, found: Decision) -> Margin:
     return worst([race_margin(p, case.keys, position, y) for p, position, y in claimed])
 
 
-def _verification(
-    graph: str, decide: Callable[[Case], Decision], margin: Callable[[Case, Decision], Margin]
-) -> Check:
+def _verification(graph: str, decide: Callable[[Case], Decision], margin: Callable[[Case, Decision], Margin]) -> Check:
     def check(graphs: GraphSet, rng: Random, shape: Shape) -> Iterator[Compared]:
         feeds = cases.verification(rng, shape)
         outputs = graphs.run(graph, feeds)

@@ -75,8 +75,7 @@ def edit(graphs: GraphSet, rng: Random, shape: Shape) -> Iterator[Compared]:
     for b, r in np.ndindex(*found.shape[:2]):
         numbers = (feeds[name][b, r].tolist() for name in ("edit_bias", "edit_penalty", "edit_shift"))
         edits = {
-            token: Edit(*values)
-            for token, *values in zip(feeds["edit_tokens"][b, r].tolist(), *numbers, strict=True)
+            token: Edit(*values) for token, *values in zip(feeds["edit_tokens"][b, r].tolist(), *numbers, strict=True)
         }
         wanted = np.array(edited(feeds["logits"][b, r].tolist(), edits, only=bool(feeds["only"][b, r])))
         size = np.abs(feeds["logits"][b, r].astype(np.float64)).clip(max=1e3) + 4.0

@@ -100,9 +100,7 @@ def block_margin(
     return worst([*margins, draw_margin(weights, pair, token, error=masses[n] * (errors[n] + 2 * UNIT))])
 
 
-def _masses(
-    p_rows: Sequence[Law], q_rows: Sequence[Law], proposals: Sequence[int]
-) -> tuple[list[float], list[float]]:
+def _masses(p_rows: Sequence[Law], q_rows: Sequence[Law], proposals: Sequence[int]) -> tuple[list[float], list[float]]:
     """P_0 .. P_K and their relative errors, which are those of sums of logarithms."""
     masses, errors = [1.0], [0.0]
     size = 0.0

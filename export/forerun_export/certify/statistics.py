@@ -107,7 +107,9 @@ class ScoreTest(NamedTuple):
         return math.erfc(self.z / math.sqrt(2)) / 2
 
 
-def score_test(counts: Sequence[Mapping[int, int]], laws: Sequence[Sequence[float]], biased: Sequence[Sequence[float]]) -> ScoreTest:
+def score_test(
+    counts: Sequence[Mapping[int, int]], laws: Sequence[Sequence[float]], biased: Sequence[Sequence[float]]
+) -> ScoreTest:
     """The score sum (b(x) - p(x)) / p(x) over the drawn tokens of all tables, and what it can tell.
 
     Under p it has mean 0 and variance N sum (b - p)^2 / p; a share e of b moves the mean by e times that variance.

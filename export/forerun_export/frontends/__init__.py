@@ -90,7 +90,5 @@ def to_contract(model: ir.Model, *, context: int) -> None:
     for apply, name, needed in passes:
         outcome = apply(model)
         if needed and not outcome.modified:
-            raise ExportError(
-                f"the graph does not fit the decoder contract: {outcome.reason}; use another model"
-            )
+            raise ExportError(f"the graph does not fit the decoder contract: {outcome.reason}; use another model")
         logger.info("%s: %s", name, "done" if outcome.modified else f"nothing done, {outcome.reason}")

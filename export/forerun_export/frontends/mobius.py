@@ -35,16 +35,12 @@ def build(source: Source, *, context: int, report: Report = silent) -> FrontendG
     with _forwarded_bars(report), _explicit_rotary():
         package = _build_package(source, context)
     if list(package) != ["model"]:
-        raise ExportError(
-            f"{source.text} has several parts ({', '.join(package)}); forerun exports text decoders only"
-        )
+        raise ExportError(f"{source.text} has several parts ({', '.join(package)}); forerun exports text decoders only")
     model: ir.Model = package["model"]
     clear_metadata_and_docstring.ClearMetadataAndDocStringPass()(model)
     missing = [name for name, value in model.graph.initializers.items() if value.const_value is None]
     if missing:
-        raise ExportError(
-            f"{source.text} lacks {len(missing)} weights ({missing[0]}, ..); fetch the checkpoint again"
-        )
+        raise ExportError(f"{source.text} lacks {len(missing)} weights ({missing[0]}, ..); fetch the checkpoint again")
     window = package.config.sliding_window
     if window is not None and window < context:  # mobius would leave it out, with a warning
         raise ExportError(

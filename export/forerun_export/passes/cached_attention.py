@@ -64,9 +64,7 @@ def apply(model: ir.Model) -> Outcome:
     layers = [_read_layer(node, number) for number, node in enumerate(attentions)]
     groups = {layer.group for layer in layers}
     if len(groups) > 1:
-        raise ExportError(
-            f"layers group their query heads differently ({sorted(groups)}); choose another model"
-        )
+        raise ExportError(f"layers group their query heads differently ({sorted(groups)}); choose another model")
     mask = _write_mask(model, layers[0])
     for layer in layers:
         _rewrite(model, layer, mask)
@@ -105,14 +103,10 @@ def _layer_numbers(node: ir.Node, scatters: tuple[ir.Node, ir.Node], number: int
     kv_heads = node.attributes.get_int("kv_num_heads", 0)
     widths = [int(scatter.inputs[0].shape[2]) for scatter in scatters]  # type: ignore[union-attr, index, arg-type]
     if kv_heads == 0 or query_heads % kv_heads or widths[0] % kv_heads or widths[0] != widths[1]:
-        raise _refusal(
-            number, f"{query_heads} query heads, {kv_heads} KV heads and caches {widths} wide do not fit"
-        )
+        raise _refusal(number, f"{query_heads} query heads, {kv_heads} KV heads and caches {widths} wide do not fit")
     head_size = widths[0] // kv_heads
     scale = node.attributes.get_float("scale", 1 / math.sqrt(head_size))
-    return _Layer(
-        node, scatters, query_heads, kv_heads, head_size, scale, node.attributes.get_float("softcap", 0.0)
-    )
+    return _Layer(node, scatters, query_heads, kv_heads, head_size, scale, node.attributes.get_float("softcap", 0.0))
 
 
 def _refusal(number: int, why: str) -> ExportError:

@@ -43,9 +43,7 @@ def _rename_caches(model: ir.Model) -> list[tuple[ir.Value, ir.Value]]:
     """(cache, written cache) of each layer, keys before values, in graph order, renamed."""
     scatters = [node for node in nodes_of(model, "TensorScatter") if node.inputs[0].is_graph_input()]  # type: ignore[union-attr]
     if not scatters or len(scatters) % 2:
-        raise ExportError(
-            "the front end's graph has no pairs of static key and value caches; use another front end"
-        )
+        raise ExportError("the front end's graph has no pairs of static key and value caches; use another front end")
     pairs = []
     for number, node in enumerate(scatters):
         kind, layer = ("k", "v")[number % 2], number // 2
@@ -61,6 +59,4 @@ def _refuse_leftovers(model: ir.Model, known: set[str]) -> None:
     used = [str(value.name) for value in extra if value.uses()]
     if used:
         names = ", ".join(used)
-        raise ExportError(
-            f"the front end's graph also needs {names}, which no decoder gives; use another front end"
-        )
+        raise ExportError(f"the front end's graph also needs {names}, which no decoder gives; use another front end")

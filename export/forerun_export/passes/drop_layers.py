@@ -23,9 +23,7 @@ def apply(model: ir.Model, *, layers: Sequence[int]) -> Outcome:
     count = sum(str(value.name).startswith("k_cache.") for value in model.graph.inputs)
     outside = sorted(layer for layer in set(layers) if not 0 <= layer < count)
     if outside:
-        raise ExportError(
-            f"layers {outside} do not exist: the model has layers 0 to {count - 1}; name others"
-        )
+        raise ExportError(f"layers {outside} do not exist: the model has layers 0 to {count - 1}; name others")
     if len(set(layers)) == count:
         raise ExportError(f"all {count} layers would be left out; keep at least one")
     stream = residual_stream(model, count)
@@ -56,9 +54,7 @@ def residual_stream(model: ir.Model, layers: int) -> list[ir.Value]:
 def _embedding(model: ir.Model) -> ir.Value:
     lookups = [node for node in graph_input(model, "input_ids").consumers() if node.op_type == "Gather"]
     if len(lookups) != 1:
-        raise ExportError(
-            "layers cannot be left out: the graph has no single embedding; use a draft checkpoint"
-        )
+        raise ExportError("layers cannot be left out: the graph has no single embedding; use a draft checkpoint")
     value = lookups[0].outputs[0]
     while len(value.consumers()) == 1:  # an embedding that is scaled or normalised first
         value = value.consumers()[0].outputs[0]
@@ -68,9 +64,7 @@ def _embedding(model: ir.Model) -> ir.Value:
 def _renumber_caches(model: ir.Model, kept: Sequence[int]) -> None:
     for values, suffix in ((model.graph.inputs, ""), (model.graph.outputs, "_out")):
         cache = f"_cache{suffix}."
-        names = {
-            f"{kind}{cache}{old}": f"{kind}{cache}{new}" for new, old in enumerate(kept) for kind in "kv"
-        }
+        names = {f"{kind}{cache}{old}": f"{kind}{cache}{new}" for new, old in enumerate(kept) for kind in "kv"}
         values[:] = [value for value in values if cache not in str(value.name) or value.name in names]
         for value in values:
             value.name = names.get(str(value.name), value.name)

@@ -27,9 +27,7 @@ class NodeWriter:
     The nodes are collected and inserted in order when the `with` block ends.
     """
 
-    def __init__(
-        self, graph: ir.Graph, *, before: ir.Node | None = None, after: ir.Node | None = None
-    ) -> None:
+    def __init__(self, graph: ir.Graph, *, before: ir.Node | None = None, after: ir.Node | None = None) -> None:
         self._graph = graph
         self._before = before
         self._after = after
@@ -46,9 +44,7 @@ class NodeWriter:
         elif self._after is not None:
             self._graph.insert_after(self._after, self._nodes)
 
-    def op(
-        self, kind: str, *inputs: ir.Value | None, name: str | None = None, **attributes: Attribute
-    ) -> ir.Value:
+    def op(self, kind: str, *inputs: ir.Value | None, name: str | None = None, **attributes: Attribute) -> ir.Value:
         """Append one node of a standard operator with one output, called `name` if given."""
         return self.ops(kind, *inputs, names=(name,), **attributes)[0]
 
@@ -138,9 +134,7 @@ def graph_input(model: ir.Model, name: str) -> ir.Value:
         if value.name == name:
             return value
     known = ", ".join(str(value.name) for value in model.graph.inputs[:8])
-    raise ExportError(
-        f"the front end's graph has no input {name} (it has {known}, ..); use another front end"
-    )
+    raise ExportError(f"the front end's graph has no input {name} (it has {known}, ..); use another front end")
 
 
 def add_input(model: ir.Model, name: str, kind: ir.DataType, shape: Sequence[str | int]) -> ir.Value:

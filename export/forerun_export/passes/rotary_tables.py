@@ -22,9 +22,7 @@ def apply(model: ir.Model, *, context: int) -> Outcome:
         if node.inputs[1] is not None and node.inputs[1].name == "position_ids"
     }
     changed = [table for table in tables if table is not None and _resize(model, table, rows)]
-    return Outcome(
-        bool(changed), "" if changed else "no table is looked up by position_ids, or all fit already"
-    )
+    return Outcome(bool(changed), "" if changed else "no table is looked up by position_ids, or all fit already")
 
 
 def _resize(model: ir.Model, table: ir.Value, rows: int) -> bool:

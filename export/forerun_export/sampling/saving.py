@@ -1,7 +1,6 @@
 """Turns sampling graphs into ONNX files of plain standard operators."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import onnx_ir
@@ -14,26 +13,7 @@ from onnx_ir.passes.common import (
 )
 from onnxscript.optimizer import optimize_ir
 
-from forerun_export.sampling import graphs
-
 IR_VERSION = 11
-
-SAMPLING_GRAPHS: dict[str, Callable[..., Any]] = {
-    "draw": graphs.draw,
-    "draw-greedy": graphs.draw_greedy,
-    "propose": graphs.propose,
-    "propose-greedy": graphs.propose_greedy,
-    "verify-residual": graphs.verify_residual,
-    "verify-greedy": graphs.verify_greedy,
-}
-
-
-def save_sampling_graphs(folder: Path, vocabulary_size: int) -> dict[str, Path]:
-    """Write every sampling graph for a vocabulary of `vocabulary_size` tokens; return its file by name."""
-    files = {name: folder / f"{name}.onnx" for name in SAMPLING_GRAPHS}
-    for name, graph in SAMPLING_GRAPHS.items():
-        onnx_ir.save(sampling_model(graph, vocabulary_size), files[name])
-    return files
 
 
 def sampling_model(graph: Callable[..., Any], vocabulary_size: int) -> onnx_ir.Model:

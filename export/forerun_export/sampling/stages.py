@@ -14,7 +14,7 @@ import onnx_ir
 from forerun_export.sampling import controls, drawing, verification
 from forerun_export.sampling.saving import sampling_model
 
-STAGE_GRAPHS: dict[str, Callable[..., Any]] = {
+SAMPLING_GRAPHS: dict[str, Callable[..., Any]] = {
     "edit": controls.edit,
     "law": controls.plain_law,
     "law-filtered": controls.law_filtered,
@@ -31,9 +31,9 @@ STAGE_GRAPHS: dict[str, Callable[..., Any]] = {
 }
 
 
-def save_stage_graphs(folder: Path, vocabulary_size: int) -> dict[str, Path]:
+def save_sampling_graphs(folder: Path, vocabulary_size: int) -> dict[str, Path]:
     """Write every stage for a vocabulary of `vocabulary_size` tokens; return its file by name."""
-    files = {name: folder / f"{name}.onnx" for name in STAGE_GRAPHS}
-    for name, graph in STAGE_GRAPHS.items():
+    files = {name: folder / f"{name}.onnx" for name in SAMPLING_GRAPHS}
+    for name, graph in SAMPLING_GRAPHS.items():
         onnx_ir.save(sampling_model(graph, vocabulary_size), files[name])
     return files

@@ -119,9 +119,7 @@ class OnnxRuntimeBackend:
     def allocate(self, element_type: ElementType, shape: Sequence[int]) -> Tensor:
         """See `Backend.allocate`."""
         try:
-            value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
-                list(shape), element_type.onnx_type, "cpu", 0
-            )
+            value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(shape), element_type.onnx_type, "cpu", 0)
         except Exception as error:
             raise BackendError(
                 f"no room for a tensor of {list(shape)} ({first_line(error)}); use a smaller batch or context"
