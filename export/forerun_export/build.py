@@ -1,5 +1,6 @@
 """From a recipe to an engine directory: fetch, build, check, write, and only then take the old one's place."""
 
+import hashlib
 import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ def _resolve(recipe: Recipe, progress: Report) -> _Sources:
     key = recipe.sha256(
         target_source_sha256=target_sha256,
         draft_source_sha256=draft_sha256,
-        exporter_version=f"{forerun.__version__} {_versions()}",
+        exporter_version=f"{forerun.__version__} {_versions()} {_code_sha256()}",
     )
     return _Sources(target, draft, target_sha256, draft_sha256, key)
 
@@ -134,6 +135,16 @@ class _Written:
     def graph(self) -> str:
         """The graph's path in the engine directory."""
         return f"{self.role}/{GRAPH_NAME}"
+
+
+def _code_sha256() -> str:
+    """Of the modules that decide what an engine directory holds, so that engines of older code are built again."""
+    package = Path(__file__).parent
+    digest = hashlib.sha256()
+    for module in sorted(package.rglob("*.py")):
+        if "certify" not in module.parts and module.name != "measure.py":
+            digest.update(module.relative_to(package).as_posix().encode() + b"\0" + module.read_bytes())
+    return digest.hexdigest()
 
 
 class _Build:

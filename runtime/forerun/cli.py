@@ -1,4 +1,4 @@
-"""The command line: `forerun export`, `generate` and `inspect`.
+"""The command line: `forerun export`, `generate`, `inspect` and `certify`.
 
 Heavy modules are imported inside the commands, so that `--help` and mistakes answer at once.
 """
@@ -225,3 +225,35 @@ def export(recipe: Path | None, out: Path, force: bool, as_json: bool, **options
         click.echo(json.dumps(result.to_json()))
     else:
         click.echo(result.summary())
+
+
+@main.command()
+@click.argument("directory", required=False, type=click.Path(path_type=Path), metavar="[DIR]")
+@click.option("--explain", is_flag=True, help="Work three rules out on three tokens. Needs no DIR.")
+@click.option("--samples", type=int, help="Sampled sequences for each law. [default: 2000]")
+@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="In place of the default ones.")
+@click.option("--parts", metavar="NAME,..", help="Of enumeration, graphs, engines, mutants. [default: all]")
+@json_option
+def certify(directory: Path | None, explain: bool, parts: str | None, as_json: bool, **options: Any) -> None:
+    """Show that what DIR decodes is the target's, and how small an error would have been seen."""
+    if directory is None and not explain:
+        raise click.UsageError("give DIR, --explain or both")
+    try:
+        from forerun_export import certify as certificates  # noqa: TID251 - the export side, as in `export`
+        from forerun_export.progress import console_progress  # noqa: TID251
+    except ModuleNotFoundError as error:
+        raise ExportError(
+            f"certifying needs the package {error.name}; install it with: pip install 'forerun[export]'"
+        ) from error
+    if explain:
+        click.echo(certificates.explain())
+    if directory is None:
+        return
+    given = {name: value for name, value in options.items() if value}
+    if parts is not None:
+        given["parts"] = [part.strip() for part in parts.split(",")]
+    with console_progress() as progress:
+        certificate = certificates.certify(directory, report=progress, **given)
+    click.echo(json.dumps(certificate.to_json()) if as_json else certificate.render())
+    if not certificate.passed:
+        sys.exit(1)

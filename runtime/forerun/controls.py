@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -14,6 +15,8 @@ from forerun.workspace import TOP_LOGPROBS
 
 DraftName = Literal["auto", "model", "none"]
 LawName = Literal["auto", "residual", "block", "coupled", "greedy"]
+
+LARGEST_EDIT, SMALLEST_PENALTY = 1e9, 1e-9  # what these edit is still a float32 number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +88,12 @@ class Controls:
 
     def _check_numbers(self) -> None:
         _check_number("temperature", self.temperature, minimum=0)
-        _check_number("repetition_penalty", self.repetition_penalty, above=0)
-        _check_number("presence_penalty", self.presence_penalty)
-        _check_number("frequency_penalty", self.frequency_penalty)
+        _check_number("repetition_penalty", self.repetition_penalty, minimum=SMALLEST_PENALTY, maximum=LARGEST_EDIT)
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check_number(name, getattr(self, name), minimum=-LARGEST_EDIT, maximum=LARGEST_EDIT)
         _check_number("top_p", self.top_p, above=0, maximum=1)
         _check_number("min_p", self.min_p, minimum=0, maximum=1)
-        _check_integer("top_k", self.top_k, minimum=0)
+        _check_integer("top_k", self.top_k, minimum=0, below=2**31)
         _check_integer("no_repeat_ngram", self.no_repeat_ngram, minimum=0)
         _check_integer("min_new_tokens", self.min_new_tokens, minimum=0)
         _check_integer("max_new_tokens", self.max_new_tokens, minimum=1)
@@ -110,14 +113,20 @@ class Controls:
         words = _as_tuple("bad_words", self.bad_words, "texts or token sequences")
         if not all(isinstance(word, Sequence) and len(word) for word in words):
             raise RequestError("bad_words: an empty one would ban every token; give texts or token sequences")
+        _check_tokens("bad_words", (token for word in words if not isinstance(word, str) for token in word))
         tokens = _as_tuple("stop_tokens", self.stop_tokens, "token ids")
+        _check_tokens("stop_tokens", tokens)
         for name, value in (("stop", stop), ("bad_words", words), ("stop_tokens", tokens)):
             object.__setattr__(self, name, value)
         if not isinstance(self.logit_bias, Mapping):
             raise RequestError(f"logit_bias is {self.logit_bias!r}; give a mapping from token ids to numbers")
+        _check_tokens("logit_bias", self.logit_bias)
         for token, bias in self.logit_bias.items():
-            if isinstance(bias, bool) or not isinstance(bias, int | float) or math.isnan(bias):
-                raise RequestError(f"logit_bias of token {token} is {bias!r}; give a number, or +-inf")
+            is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
+            if not is_number or not (abs(bias) <= LARGEST_EDIT or abs(bias) == math.inf):
+                raise RequestError(
+                    f"logit_bias of token {token} is {bias!r}; give a number of at most 1e9 either way, or +-inf"
+                )
 
     @property
     def law_name(self) -> str:
@@ -156,7 +165,7 @@ def _check_number(
         f"up to {maximum}" if maximum < math.inf else "",
     ]
     wanted = " ".join(["a finite number", *filter(None, parts)])
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise RequestError(f"{name} is {value!r}; give {wanted}")
     if value < minimum or value <= above or value > maximum:
         raise RequestError(f"{name} is {value}; give {wanted}")
@@ -168,6 +177,12 @@ def _check_integer(name: str, value: object, *, minimum: int, below: int | None 
     if value < minimum or (below is not None and value >= below):
         bounds = f"of at least {minimum}" + (f" and below {below}" if below is not None else "")
         raise RequestError(f"{name} is {value}; give a whole number {bounds}")
+
+
+def _check_tokens(name: str, tokens: Iterable[object]) -> None:
+    for token in tokens:
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise RequestError(f"{name}: {token!r} is no token id; give whole numbers")
 
 
 def _check_choice(name: str, value: object, known: Sequence[str]) -> None:

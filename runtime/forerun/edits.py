@@ -72,6 +72,8 @@ class SequenceEdits:
         self._rules = rules
         self._prompt_tokens = len(prompt)
         self._length_limit = length_limit
+        # How many committed tokens a ban can look back on.
+        self._memory = max([1, rules.no_repeat_ngram, *(len(word) for word in rules.bad_words)]) - 1
         self._tokens: list[int] = []
         self._seen: set[int] = set()
         self._emitted: Counter[int] = Counter()
@@ -112,16 +114,12 @@ class SequenceEdits:
         rules = self._rules
         if len(self._tokens) + len(drafted) - self._prompt_tokens < rules.min_new_tokens:
             yield from rules.end_tokens
-        context = [*self._tokens[-self._memory() :], *drafted] if self._memory() else list(drafted)
+        context = [*_last(self._tokens, min(self._memory, len(self._tokens))), *drafted]
         for word in rules.bad_words:
             if _ends_with(context, word[:-1]):
                 yield word[-1]
         if rules.no_repeat_ngram > 0:
             yield from self._repeated(context, drafted)
-
-    def _memory(self) -> int:
-        """How many committed tokens a ban can look back on."""
-        return max([self._rules.no_repeat_ngram, *(len(word) for word in self._rules.bad_words)]) - 1
 
     def _repeated(self, context: Sequence[int], drafted: Sequence[int]) -> Iterable[int]:
         """Tokens that would complete an n-gram a second time; the first may lie partly or wholly in the draft."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from forerun.engine import Backend
@@ -35,8 +36,9 @@ def read_logprobs(
 
     def at(place: int, token: int, count: int) -> TokenLogprob:
         start = place * width_of_top
-        few = slice(start, start + count)
-        return TokenLogprob(token, chosen[place], tuple(zip(top_tokens[few], top_logprobs[few], strict=True)))
+        few = slice(start, start + min(count, width_of_top))
+        pairs = zip(top_tokens[few], top_logprobs[few], strict=True)
+        return TokenLogprob(token, chosen[place], tuple(pair for pair in pairs if pair[1] > -math.inf))
 
     found = []
     for index, (row, verdict) in enumerate(zip(rows, verdicts, strict=True)):

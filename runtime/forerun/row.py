@@ -25,6 +25,7 @@ class TokenLogprob:
     """Natural logarithm of an emitted token's probability, and of the most likely tokens', the likeliest first.
 
     Under the target's law after all controls; at temperature 0, where that is one-hot, under the law at temperature 1.
+    `top` leaves out tokens that cannot come, so it may hold fewer than were asked for.
     """
 
     token: int

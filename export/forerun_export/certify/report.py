@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 Status = Literal["pass", "fail", "below power", "not shown"]
@@ -70,15 +72,23 @@ class Certificate:
             "findings": [finding.to_json() for finding in self.findings],
         }
 
-    def table(self) -> Table:
-        """For people."""
-        said = "passed" if self.passed else f"FAILED ({len(self.failures)} of {len(self.findings)})"
-        table = Table(title=f"{self.directory}: {said}, {self.seconds:.0f} s", title_justify="left", show_lines=True)
+    def render(self) -> str:
+        """For people: a table as wide as the terminal, then the verdict."""
+        console = Console(highlight=False)
+        with console.capture() as captured:
+            console.print(self._table())
+        count = len(self.findings)
+        said = f"{count} of {count} hold" if self.passed else f"{len(self.failures)} of {count} FAILED"
+        below = sum(finding.status != "pass" for finding in self.findings) - len(self.failures)
+        more = f", {below} of them not shown or below the power stated" if below else ""
+        return f"{captured.get()}{self.directory}: {said}{more} ({self.seconds:.0f} s)"
+
+    def _table(self) -> Table:
+        table = Table(show_lines=True)
         for column in ("part", "shown", "measured", "would have caught", ""):
             table.add_column(column, overflow="fold")
         for finding in self.findings:
             style = STYLES[finding.status]
-            table.add_row(
-                finding.part, finding.shown, finding.figure, finding.power, f"[{style}]{finding.status}[/{style}]"
-            )
+            cells = (finding.part, finding.shown, finding.figure, finding.power)
+            table.add_row(*map(escape, cells), f"[{style}]{finding.status}[/{style}]")
         return table

@@ -67,6 +67,12 @@ def probability(rows: FLOAT[B, R, V], tokens: INT64[B, R]) -> FLOAT[B, R]:
 
 
 @formula
+def logarithm(x: FLOAT[...]) -> FLOAT[...]:
+    """log x, to the same bits wherever x stands: a CPU's Log rounds the last few elements of a tensor otherwise."""
+    return op.ReduceLogSum(op.Unsqueeze(x, [-1]), [-1], keepdims=0)
+
+
+@formula
 def argmax(logits: FLOAT[B, R, V]) -> INT64[B, R]:
     """The lowest index of the largest logit: the first block that holds it, then its first place there.
 

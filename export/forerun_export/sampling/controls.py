@@ -18,6 +18,7 @@ from forerun_export.sampling.building_blocks import (
     cut_finely,
     formula,
     law,
+    logarithm,
     probability,
 )
 
@@ -272,8 +273,8 @@ def logprobs(
     given = op.Where(op.And(tokens >= 0, tokens < op.Shape(p, start=2)), tokens, 0)
 
     samples = op.Unsqueeze(temperature > 0.0, [1])
-    logprob = op.Log(op.Where(samples, probability(p, given), probability(softmax, given)))
+    logprob = logarithm(op.Where(samples, probability(p, given), probability(softmax, given)))
     samples = op.Unsqueeze(samples, [2])
-    top_logprobs = op.Log(op.Where(samples, of_p, of_softmax))
+    top_logprobs = logarithm(op.Where(samples, of_p, of_softmax))
     top_tokens = op.Where(samples, tokens_of_p, tokens_of_softmax)
     return logprob, top_logprobs, top_tokens

@@ -13,7 +13,7 @@ TensorRT have no shifts, no bit operations and no unsigned integers.
 from onnxscript import FLOAT, INT64
 from onnxscript.onnx_opset import opset24 as op
 
-from forerun_export.sampling.building_blocks import FINE_LENGTH, B, R, V, block_at, cut_finely, formula
+from forerun_export.sampling.building_blocks import FINE_LENGTH, B, R, V, block_at, cut_finely, formula, logarithm
 
 PRIME = 2**31 - 1
 # Digits of pi, nine at a time: round constants that nobody chose.
@@ -62,7 +62,7 @@ def exponential(noise: INT64[B, R, N]) -> FLOAT[B, R, N]:
     w = (op.Cast(noise, to=FLOAT.dtype) + 0.5) / 2147483647.0
     rest = (op.Cast(PRIME - 1 - noise, to=FLOAT.dtype) + 0.5) / 2147483647.0
     series = w * (1.0 + w * (HALF + w * (THIRD + w * QUARTER)))
-    return op.Where(w < SERIES_BELOW, series, -op.Log(rest))
+    return op.Where(w < SERIES_BELOW, series, -logarithm(rest))
 
 
 @formula

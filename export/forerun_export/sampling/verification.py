@@ -22,6 +22,7 @@ from forerun_export.sampling.building_blocks import (
     inverse_cdf,
     is_proposal,
     leading,
+    logarithm,
     probability,
     row_at,
 )
@@ -144,7 +145,7 @@ def log_ratio(p_x: FLOAT[B, K], q_x: FLOAT[B, K]) -> FLOAT[B, K]:
 
     The bound keeps infinity - infinity out of what follows.
     """
-    return op.Where(p_x > 0.0, op.Min(op.Log(p_x) - op.Log(q_x), 200.0), -INFINITY)
+    return op.Where(p_x > 0.0, op.Min(logarithm(p_x) - logarithm(q_x), 200.0), -INFINITY)
 
 
 @formula

@@ -40,7 +40,8 @@ def filtered_law(
         law = _keep(law, [logit >= kth for logit in logits])
     if top_p < 1:
         law = _keep(law, _nucleus(logits, law, top_p))
-    return _keep(law, [weight >= min_p * max(law) for weight in law])
+    least = min_p * max(law)
+    return _keep(law, [weight >= least for weight in law])
 
 
 def _nucleus(logits: Sequence[float], law: Law, top_p: float) -> list[bool]:

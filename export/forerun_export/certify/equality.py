@@ -1,0 +1,128 @@
+"""Speculative output equal to plain output, token for token; what differs is scored again in float64."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forerun import Decoder, Request
+from forerun.errors import ExportError
+from forerun.manifest import ModelRecord
+from forerun.oracle import Law, law_of
+from forerun.randomness import noise_keys
+from forerun_export.certify.engines import PART, Split, Tokens, first_split
+from forerun_export.certify.graph_checks import smallest_rate
+from forerun_export.certify.margins import race_margin
+from forerun_export.certify.report import Finding, verdict
+from forerun_export.certify.statistics import POWER
+from forerun_export.eager import Prompt, eager_references
+from forerun_export.progress import Report, silent
+from forerun_export.sources import resolve
+
+PROMPTS = (
+    "Explain in two sentences why the sky is blue.",
+    "Write a Python function that reverses a list.",
+    "List five fruits and their colours.",
+    "Tell a short story about a lighthouse keeper.",
+)
+NEW_TOKENS = 24
+DRAFT_LENGTHS = (1, 4)
+SEEDS = (1, 2)
+SAMPLED: Mapping[str, Any] = {"law": "coupled", "temperature": 1.0, "top_p": 0.95}
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """A difference under the source checkpoint in float64.
+
+    `gap`: how far the two tokens (logits, or logarithms of race scores) are from the best; `error`: by how much the
+    built target's logits may be off. A gap within twice that is a tie that a kernel may decide either way.
+    """
+
+    split: Split
+    gap: float
+    error: float
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether rounding explains the difference."""
+        return self.gap <= 2 * self.error
+
+    def __str__(self) -> str:
+        said = "tie within kernel error" if self.is_tie else "BUG"
+        return f"{said}: {self.split.plain} or {self.split.speculative}, gap {self.gap:.1e}, error {self.error:.1e}"
+
+
+def equality(decoder: Decoder, prompts: Sequence[str] = PROMPTS, *, report: Report = silent) -> Iterator[Finding]:
+    """Greedy on every prompt, and `coupled` for every prompt and seed: each with several K, alone and in a batch."""
+    tokens = [tuple(decoder.tokenizer.chat([{"role": "user", "content": prompt}])) for prompt in prompts]
+    report("Comparing with plain decoding", 0, 2)
+    yield _finding(decoder, "greedy", list(splits(decoder, tokens, [None], {})), len(tokens) * len(DRAFT_LENGTHS))
+    report("Comparing with plain decoding", 1, 2)
+    cases = len(tokens) * len(SEEDS) * len(DRAFT_LENGTHS)
+    yield _finding(decoder, "coupled", list(splits(decoder, tokens, SEEDS, SAMPLED)), cases)
+
+
+def splits(
+    decoder: Decoder, prompts: Sequence[Tokens], seeds: Sequence[int | None], controls: Mapping[str, Any]
+) -> Iterator[Split]:
+    """Each text that speculation changes: plain decoding is one prompt at a time, speculation a batch of all."""
+    limit = decoder.manifest.limits.draft_length
+    given = {**controls, "max_new_tokens": NEW_TOKENS}
+    for seed in seeds:
+        plain = [decoder.generate(list(prompt), draft="none", seed=seed, **given).token_ids for prompt in prompts]
+        for length in DRAFT_LENGTHS:
+            requests = [Request.of(prompt, draft_length=min(length, limit), seed=seed, **given) for prompt in prompts]
+            texts = decoder.generate(requests)
+            for prompt, alone, text in zip(prompts, plain, texts, strict=True):
+                if split := first_split(prompt, alone, text.token_ids, seed):
+                    yield split
+
+
+def _finding(decoder: Decoder, law: str, found: Sequence[Split], cases: int) -> Finding:
+    scored = [rescored(decoder.manifest.target, split) for split in found]
+    bugs = [one for one in scored if one is None or not one.is_tie]
+    figure = f"{cases - len(found)} of {cases} texts equal"
+    if scored:
+        figure += "; " + "; ".join(str(one or "not scored: the checkpoint is not here") for one in scored)
+    kind = "greedy" if law == "greedy" else "coupled, seeds and top-p"
+    return Finding(
+        part=PART,
+        shown=f"{kind}: speculative output is plain output, token for token (K = 1 and 4, batches)",
+        figure=figure,
+        power=f"a change in {smallest_rate(cases * NEW_TOKENS, POWER):.1%} of tokens ({POWER:.0%})",
+        status=verdict(not bugs),
+        numbers={
+            "law": law,
+            "texts": cases,
+            "differences": [str(one) if one else "not scored" for one in scored],
+            "bugs": len(bugs),
+        },
+    )
+
+
+def rescored(target: ModelRecord, split: Split) -> Rescored | None:
+    """The two tokens under the source checkpoint in float64; None where that is not on this machine."""
+    try:
+        source = resolve(target.source)
+        variant = tuple(target.layers_left_out)
+        reference = eager_references(source, [Prompt(split.context)], variants=[variant])[variant]
+    except ExportError:
+        return None
+    logits = reference.logits[0][-1]
+    error = target.parity.bound if target.parity is not None else reference.rounding[0]
+    return Rescored(split, gap(logits.tolist(), split), error)
+
+
+def gap(logits: Sequence[float], split: Split) -> float:
+    """How far the less likely of the two tokens is from being chosen; infinite for one that could not be."""
+    said = (split.plain, split.speculative)
+    if min(said) < 0:
+        return math.inf
+    if split.seed is None:
+        return float(np.max(logits)) - min(logits[token] for token in said)
+    keys, position = noise_keys(split.seed), len(split.context)
+    law: Law = law_of(logits, float(SAMPLED["temperature"]))
+    return max(race_margin(law, keys, position, token).margin for token in said)
