@@ -7,13 +7,11 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from forerun.backends.ort import THREAD_POOL
+from forerun.backends.ort import session_options
 from forerun.errors import ExportError
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
-
-FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
 
 
 class Caches:
@@ -37,11 +35,7 @@ class GraphRunner:
     """
 
     def __init__(self, graph_path: Path, *, weights_folder: Path | None = None, threads: int | None = None) -> None:
-        THREAD_POOL.share(threads)
-        options = onnxruntime.SessionOptions()
-        options.use_per_session_threads = False
-        options.log_severity_level = 3
-        options.add_session_config_entry(FOLDER_OF_WEIGHTS, str(weights_folder or graph_path.parent))
+        options = session_options(weights_folder=weights_folder or graph_path.parent, threads=threads)
         try:
             self._session = onnxruntime.InferenceSession(str(graph_path), options, providers=["CPUExecutionProvider"])
         except Exception as error:

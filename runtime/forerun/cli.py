@@ -230,7 +230,7 @@ def export(recipe: Path | None, out: Path, force: bool, as_json: bool, **options
 @main.command()
 @click.argument("directory", required=False, type=click.Path(path_type=Path), metavar="[DIR]")
 @click.option("--explain", is_flag=True, help="Work three rules out on three tokens. Needs no DIR.")
-@click.option("--samples", type=int, help="Sampled sequences for each law. [default: 2000]")
+@click.option("--samples", type=int, help="Sampled sequences for each law. [default: 1500]")
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="In place of the default ones.")
 @click.option("--parts", metavar="NAME,..", help="Of enumeration, graphs, engines, mutants. [default: all]")
 @json_option

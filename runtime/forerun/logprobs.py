@@ -24,7 +24,7 @@ def read_logprobs(
 ) -> list[Verdict]:
     """The verdicts with the log-probabilities of their tokens, for the rows that want them."""
     width, outputs = tensors.draft_length + 1, shaped.side.logprobs
-    emitted = [[max(token, 0) for token in verdict.tokens] for verdict in verdicts]
+    emitted = [verdict.tokens for verdict in verdicts]
     backend.write(outputs["tokens"], [token for row in emitted for token in (*row, *[0] * (width - len(row)))])
     sampler.logprobs(shaped, tensors, demands)
     width_of_top = outputs["top_tokens"].shape[2]

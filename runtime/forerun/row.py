@@ -35,7 +35,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a round decided for one row: n of its proposals are kept, and `next_token` follows them."""
+    """What a round decided for one row: n of its proposals are kept, and `next_token` follows them.
+
+    `next_token` is -1 where the target's logits behind the kept ones have no law.
+    """
 
     proposals: Sequence[int]
     accepted: int
@@ -45,7 +48,8 @@ class Verdict:
     @property
     def tokens(self) -> list[int]:
         """What the row is to emit."""
-        return [*self.proposals[: self.accepted], self.next_token]
+        kept = list(self.proposals[: self.accepted])
+        return kept if self.next_token < 0 else [*kept, self.next_token]
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class Sampler:
             self._run("propose-greedy", owner, lambda: {**kept, "logits": shaped.logits})
 
     def verify(self, shaped: Shaped, tensors: RoundTensors, law: Law) -> None:
-        """The verdict on each row's proposals, into `accepted` and `next_token`; 0 and -1 where a row has no law."""
+        """The verdict on each row's proposals, into `accepted` and `next_token`; -1 where that has no law."""
         decided = {
             "tokens": tensors.tokens,
             "valid": tensors.valid,

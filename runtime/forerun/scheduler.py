@@ -84,16 +84,16 @@ class Scheduler:
 
     def _commit(self, index: int, verdict: Verdict) -> None:
         row = self.rows[index]
-        if verdict.next_token < 0:
-            row.error = _no_law(row)
-            return
         try:
-            chunk = row.commit(verdict)
-            self._loop.commit(index, chunk.token_ids)
+            if verdict.tokens:
+                chunk = row.commit(verdict)
+                self._loop.commit(index, chunk.token_ids)
         except BaseException as error:  # half committed: this row cannot go on, the others can
             row.error = error
             if not isinstance(error, Exception):
                 raise
+        if verdict.next_token < 0 and row.active:  # what was kept may have ended it, as in plain decoding
+            row.error = _no_law(row)
 
     def _release_ended(self) -> None:
         for index in reversed(range(len(self.rows))):

@@ -54,7 +54,7 @@ def test_the_needed_noncentrality_gives_the_power_in_simulation(degrees: int) ->
 def test_merged_cells_lose_no_count_and_no_probability() -> None:
     law = [0.5, 0.3, 0.19, 0.005, 0.005]
     cells = merged_cells({0: 50, 2: 40, 3: 10}, law)
-    assert sum(cell.count for cell in cells) == 100
+    assert sum(cell.observed for cell in cells) == 100
     assert sum(cell.expected for cell in cells) == pytest.approx(100)
     assert all(cell.expected >= 5 for cell in cells)
 

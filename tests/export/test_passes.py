@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from forerun.backends.ort import session_options
 from forerun.errors import ExportError
 from forerun_export.frontends import Decoder, build_decoder, mobius
 from forerun_export.graph_files import external_tensors
@@ -151,7 +152,7 @@ def test_the_score_product_never_copies_the_keys(decoder: Decoder, tmp_path: Pat
     import onnx
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
+    options = session_options()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     options.log_severity_level = 4
     onnxruntime.InferenceSession(str(save(decoder, tmp_path)), options)

@@ -11,8 +11,9 @@ from forerun_export.sampling.stages import SAMPLING_GRAPHS, save_sampling_graphs
 # Standard operators that the CUDA provider and TensorRT's parser both have.
 PORTABLE = """
     Abs Add And ArgMax Cast Concat CumSum Div Equal Exp Expand Flatten Gather GatherElements GatherND Greater
-    GreaterOrEqual Identity If IsNaN Less LessOrEqual Loop Max Min Mod Mul Neg Not Or Pad Range ReduceLogSum ReduceMax
-    ReduceMin ReduceSum Relu Reshape ScatterElements ScatterND Shape Slice Softmax Squeeze Sub TensorScatter TopK Unsqueeze Where
+    GreaterOrEqual Identity If IsNaN Less LessOrEqual Loop Max Min Mod Mul Neg Not Or Pad Range ReduceLogSum
+    ReduceMax ReduceMin ReduceSum Relu Reshape ScatterElements ScatterND Shape Slice Softmax Squeeze Sub
+    TensorScatter TopK Unsqueeze Where
 """
 INTERFACE = {
     "edit": ("logits edit_tokens edit_bias edit_penalty edit_shift only", "edited"),

@@ -262,9 +262,9 @@ def test_only_emission_from_a_row_without_a_law_is_a_fault(name: str) -> None:
         for output in after:
             assert (after[output][[0, 2]] == before[output][[0, 2]]).all()
         found = (int(after["accepted"][1]), int(after["next_token"][1]))
-        if found == (0, -1):
+        if found[1] == -1:
             seen["fault"] += 1
-            assert bad <= inputs["valid"][1]
+            assert found[0] == bad <= inputs["valid"][1]
         else:
             seen["fine"] += 1
             assert found[0] != bad
@@ -284,7 +284,7 @@ def test_a_fault_is_reached_with_the_probability_of_its_context(name: str) -> No
         inputs["p"][0, bad] = np.nan
         found = run_stage(name, **inputs)
         fault = int(expected["accepted"][0]) == bad
-        assert found["accepted"][0] == (0 if fault else expected["accepted"][0])
+        assert found["accepted"][0] == expected["accepted"][0]
         assert found["next_token"][0] == (-1 if fault else expected["next_token"][0])
 
 

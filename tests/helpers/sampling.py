@@ -8,6 +8,7 @@ import onnx_ir
 import onnxruntime
 from numpy.typing import NDArray
 
+from forerun.backends.ort import session_options
 from forerun.oracle import BLOCK_LENGTH, law_of
 
 Array = NDArray[Any]
@@ -23,12 +24,9 @@ UNDERFLOW = 1e-43
 
 
 def session_of(model: onnx_ir.Model) -> onnxruntime.InferenceSession:
-    """A CPU session with two threads, silent about the copies that TensorScatter makes when not bound in place."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 2
-    options.log_severity_level = 3
+    """A CPU session, silent about the copies that TensorScatter makes when not bound in place."""
     content = onnx_ir.to_proto(model).SerializeToString()
-    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(content, session_options(), providers=["CPUExecutionProvider"])
 
 
 def uniforms(rng: Random, *shape: int, extremes: float = 0.0) -> Array:

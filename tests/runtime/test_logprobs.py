@@ -37,8 +37,8 @@ def decoder(pair: TablePair) -> Iterator[Decoder]:
         yield decoder
 
 
-def request_of(control: str, **options: Any) -> Request:
-    return Request.of([1, 2], **{"seed": 3, "max_new_tokens": 16, "logprobs": 4, **CONTROLS[control], **options})
+def request_of(control: str, *, prompt: tuple[int, ...] = (1, 2), **options: Any) -> Request:
+    return Request.of(prompt, **{"seed": 3, "max_new_tokens": 16, "logprobs": 4, **CONTROLS[control], **options})
 
 
 def check(pair: TablePair, request: Request, generation: Generation) -> None:
@@ -62,8 +62,8 @@ def test_accepted_corrected_and_bonus_tokens_have_the_targets_log_probabilities(
     pair: TablePair, decoder: Decoder, control: str, draft_length: int
 ) -> None:
     seen = {"accepted": 0, "corrected": 0, "bonus": 0}
-    for seed in range(4):
-        request = request_of(control, seed=seed, draft_length=draft_length)
+    for seed in range(7):
+        request = request_of(control, prompt=(seed, 2), seed=seed, draft_length=draft_length)
         (generation,) = decoder.generate([request])
         check(pair, request, generation)
         stats = generation.stats

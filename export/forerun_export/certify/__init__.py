@@ -23,10 +23,7 @@ from forerun_export.certify.report import Certificate, Finding
 from forerun_export.progress import Report, silent
 
 PARTS = ("enumeration", "graphs", "engines", "mutants")
-SAMPLES = 2000
-SAMPLED_PROMPTS = ("The",)
-"""Raw texts whose next tokens are counted. Short, so that little time goes into reading them again and again."""
-
+SAMPLES = 1500
 __all__ = ["PARTS", "SAMPLES", "Certificate", "Finding", "certify", "explain"]
 
 
@@ -40,8 +37,9 @@ def certify(
 ) -> Certificate:
     """Run the parts on an engine directory.
 
-    `samples`: sampled sequences for each law of acceptance. `prompts`: texts to use in place of the default ones, as
-    they stand for the sampled tokens and as a user's messages for equality with plain decoding.
+    `samples`: sampled sequences for each law of acceptance; with it the random cases of the other parts grow.
+    `prompts`: texts to use in place of the default ones, as they stand for the sampled tokens and as a user's
+    messages for equality with plain decoding.
 
     Raises RequestError for an unknown part or a number that means nothing, EngineError for a directory that cannot
     be used. What does not hold is no error but a finding whose status is `fail`.
@@ -53,8 +51,10 @@ def certify(
     started = time.perf_counter()
     with forerun.open(directory) as decoder:
         steps: Mapping[str, Callable[[], Iterator[Finding]]] = {
-            "enumeration": lambda: enumeration(report=report),
-            "graphs": lambda: graphs(BuiltGraphs(decoder.directory.path, decoder.manifest), report=report),
+            "enumeration": lambda: enumeration(seeds=max(1, min(4, samples // 375)), report=report),
+            "graphs": lambda: graphs(
+                BuiltGraphs(decoder.directory.path, decoder.manifest), rounds=max(1, samples // 750), report=report
+            ),
             "engines": lambda: _engines(decoder, samples, prompts, report),
             "mutants": lambda: mutants(decoder, samples=samples, report=report),
         }
@@ -64,4 +64,4 @@ def certify(
 
 def _engines(decoder: forerun.Decoder, samples: int, prompts: Sequence[str], report: Report) -> Iterator[Finding]:
     yield from equality(decoder, prompts or PROMPTS, report=report)
-    yield from sampled(decoder, prompts or SAMPLED_PROMPTS, samples=samples, report=report)
+    yield from sampled(decoder, prompts, samples=samples, report=report)

@@ -4,6 +4,7 @@ Sampled tokens are counted and compared with the target's own law, which is comp
 target's graph run over the same context, its logits turned into a law in float64.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -29,6 +30,8 @@ LAWS = ("residual", "block")
 TEMPERATURE = 1.0
 NEW_TOKENS, DRAFT_LENGTH = 3, 2  # two tokens are looked at; a third lets K be 2
 ROWS = 32
+# Short, since every sample reads its prompt again; of two tokens or more, since first positions are unlike others.
+CANDIDATES = ("Dear Sir", "He had a", "The best", "The answer is", "When I", "A man", "In the", "It was")
 CAPACITY_STEP = 64
 
 Tokens = tuple[int, ...]
@@ -55,15 +58,25 @@ class EngineLaws:
 
 
 def sampled(decoder: Decoder, prompts: Sequence[str], *, samples: int, report: Report = silent) -> Iterator[Finding]:
-    """For each law of acceptance that samples: a G-test, and a test in the direction of the naive rule."""
-    contexts = [tuple(decoder.tokenizer.encode(prompt)) for prompt in prompts]
+    """For each law of acceptance that samples: a G-test, and a test in the direction of the naive rule.
+
+    Without prompts, of a few short ones that at which this pair would show that rule best.
+    """
     target = EngineLaws(decoder, decoder.manifest.target)
-    draft = EngineLaws(decoder, decoder.manifest.draft) if decoder.manifest.draft else None
+    draft = EngineLaws(decoder, decoder.manifest.draft) if decoder.manifest.draft else target
+    contexts = [tuple(decoder.tokenizer.encode(prompt)) for prompt in prompts or CANDIDATES]
+    if not prompts:
+        contexts = [min(contexts, key=lambda context: _naive_share(context, target, draft))]
     for law in LAWS:
         drawn = draw(decoder, contexts, law, samples=samples, report=report)
         yield g_test_finding(law, g_test(drawn, target))
-        if draft is not None:
+        if decoder.manifest.draft:
             yield score_finding(law, naive_score(drawn, target, draft))
+
+
+def _naive_share(context: Tokens, target: EngineLaws, draft: EngineLaws) -> float:
+    p, q = target(context), draft(context)
+    return score_test([{0: 1}], [p], [naive_law(p, q)]).smallest_share
 
 
 def draw(decoder: Decoder, contexts: Sequence[Tokens], law: str, *, samples: int, report: Report = silent) -> Samples:
@@ -129,7 +142,7 @@ def g_test_finding(law: str, test: GTest) -> Finding:
         status=verdict(test.p_value >= SIGNIFICANCE),
         numbers={
             "law": law,
-            "statistic": test.statistic,
+            "statistic": test.statistic if math.isfinite(test.statistic) else None,
             "degrees": test.degrees,
             "p_value": test.p_value,
             "counts": test.samples,
@@ -151,13 +164,13 @@ def score_finding(law: str, test: ScoreTest) -> Finding:
             if told
             else f"not even that rule, which is off by {test.variation:.4f} here: draft and target are too alike"
         ),
-        status=verdict(test.p_value >= SIGNIFICANCE),
+        status=verdict(test.p_value >= SIGNIFICANCE) if told or test.p_value < SIGNIFICANCE else "below power",
         numbers={
             "law": law,
             "z": test.z,
             "p_value": test.p_value,
             "naive_bias": test.variation,
-            "smallest_bias": least,
+            "smallest_bias": least if told else None,
         },
     )
 

@@ -37,11 +37,11 @@ def softmax(rows: Array) -> Array:
     return law
 
 
-def uniforms(rng: Random, *shape: int) -> Array:
-    """Multiples of 2^-23 in [0, 1); one in twenty is the smallest or the largest of them."""
+def uniforms(rng: Random, *shape: int, extremes: float = 0.05) -> Array:
+    """Multiples of 2^-23 in [0, 1); a share of `extremes` is the smallest or the largest of them."""
     drawn = rng.integers(0, 2**23, shape) * UNIFORM_STEP
-    extremes = rng.choice([0.0, 1 - UNIFORM_STEP], shape)
-    return np.where(rng.random(shape) < 0.05, extremes, drawn).astype(np.float32)
+    ends = rng.choice([0.0, 1 - UNIFORM_STEP], shape)
+    return np.where(rng.random(shape) < extremes, ends, drawn).astype(np.float32)
 
 
 def noise_keys(rng: Random, rows: int) -> Array:
@@ -70,7 +70,7 @@ def verification(rng: Random, shape: Shape) -> dict[str, Array]:
         "q": q,
         "tokens": tokens,
         "valid": valid,
-        "accept_uniforms": uniforms(rng, rows, width),
+        "accept_uniforms": uniforms(rng, rows, width, extremes=0.3),
         "draw_uniforms": uniforms(rng, rows, 2),
         "noise_keys": noise_keys(rng, rows),
         "positions": rng.integers(0, 5000, (rows, 1)) + np.arange(width + 1),

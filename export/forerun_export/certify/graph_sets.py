@@ -1,5 +1,6 @@
 """Sets of sampling graphs to hold to the oracle: an engine directory's own, and freshly built ones of a few tokens."""
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,7 +10,7 @@ import numpy.typing as npt
 import onnx_ir
 import onnxruntime
 
-from forerun.backends.ort import THREAD_POOL
+from forerun.backends.ort import THREAD_POOL, session_options
 from forerun.manifest import Manifest
 from forerun_export.sampling import SAMPLING_GRAPHS, sampling_model
 
@@ -40,13 +41,12 @@ class _Graphs:
     def run(self, name: str, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """See `GraphSet.run`."""
         if name not in self._sessions:
-            options = onnxruntime.SessionOptions()
-            options.use_per_session_threads = False
-            options.log_severity_level = 3
             providers = ["CPUExecutionProvider"]
-            self._sessions[name] = onnxruntime.InferenceSession(self._source(name), options, providers=providers)
+            self._sessions[name] = onnxruntime.InferenceSession(
+                self._source(name), session_options(), providers=providers
+            )
         session = self._sessions[name]
-        converted = {
+        converted: dict[str, Array] = {
             spec.name: np.ascontiguousarray(feeds[spec.name], _TYPES[spec.type]) for spec in session.get_inputs()
         }
         names = [spec.name for spec in session.get_outputs()]
@@ -64,13 +64,23 @@ class BuiltGraphs(_Graphs):
         return str(self._files[name])
 
 
+@functools.cache
+def _content(name: str, vocabulary_size: int) -> bytes:
+    content: bytes = onnx_ir.to_proto(sampling_model(SAMPLING_GRAPHS[name], vocabulary_size)).SerializeToString()
+    return content
+
+
 class FreshGraphs(_Graphs):
     """Graphs as an export would write them for this many tokens; `replaced` puts other ones in their place."""
 
     def __init__(self, vocabulary_size: int, replaced: Mapping[str, Callable[..., Any]] | None = None) -> None:
         super().__init__(vocabulary_size)
-        self._traced = {**SAMPLING_GRAPHS, **(replaced or {})}
+        self._replaced = replaced or {}
 
     def _source(self, name: str) -> bytes:
-        content: bytes = onnx_ir.to_proto(sampling_model(self._traced[name], self.vocabulary_size)).SerializeToString()
+        if name not in self._replaced:
+            return _content(name, self.vocabulary_size)
+        content: bytes = onnx_ir.to_proto(
+            sampling_model(self._replaced[name], self.vocabulary_size)
+        ).SerializeToString()
         return content

@@ -15,8 +15,8 @@ from forerun_export.progress import Report, silent
 
 PART = "graphs"
 CHECKS: Mapping[str, Check] = {**DECISIONS, **NUMBERS}
-SMALL = (2, 3, 7, 16, 64)
-ROWS_OF_SMALL, ROWS_OF_REAL = 48, 4
+SMALL = (2, 5, 64)
+ROWS_OF_SMALL, ROWS_OF_REAL = 80, 4
 DRAFT_LENGTHS = (1, 2, 3, 4)
 LISTED = 20
 

@@ -65,7 +65,7 @@ def residual_margin(
     if not 0 <= n <= len(proposals):
         return IMPOSSIBLE
     chances = [min(1.0, p[x] / q[x]) for p, q, x in zip(p_rows, q_rows, proposals, strict=False)]
-    accepts = [Threshold(h, 2 * UNIT) for h in chances]
+    accepts = [Threshold(h, 2 * UNIT * h) for h in chances]
     margins = [_side(u, h, u_below=True) for u, h in zip(accept_uniforms[:n], accepts, strict=False)]
     weights = p_rows[n]
     if n < len(proposals):
@@ -130,7 +130,9 @@ def _block_thresholds(
 
 
 def _side(u: float, threshold: Threshold, *, u_below: bool) -> Margin:
-    """The test u < h must pass, or must not."""
+    """The test u < h must pass, or must not. It never passes for a token that the target rules out."""
+    if u_below and threshold.h == threshold.error == 0:
+        return IMPOSSIBLE
     distance = u - threshold.h if u_below else threshold.h - u
     return Margin(max(0.0, distance), threshold.error)
 

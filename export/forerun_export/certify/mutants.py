@@ -23,8 +23,8 @@ from forerun_export.progress import Report, silent
 
 PART = "mutants"
 DRAFT_LENGTH, POSITIONS = 2, 3
-VOCABULARIES = (3, 16)
-ROWS, ROUNDS = 64, 3
+VOCABULARIES = (5,)
+ROWS, ROUNDS = 128, 3
 # Texts that repeat themselves, so that a penalty has something to do.
 PROMPTS = ("Repeat the word apple many times.", "Count from one to thirty.")
 PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 1.0}
@@ -115,7 +115,7 @@ def _penalties_once_a_round() -> Iterator[None]:
     def wrong(row: Row, drafted: Sequence[int]) -> PlaceEdits:
         return right(row, ())
 
-    Row.edits_at = wrong  # type: ignore[method-assign]
+    Row.edits_at = wrong  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

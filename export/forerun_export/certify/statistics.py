@@ -16,21 +16,30 @@ _NORMAL = NormalDist()
 class Cell(NamedTuple):
     """A bin: how often it was hit, and how often the law says."""
 
-    count: float
+    observed: float
     expected: float
 
 
 def merged_cells(counts: Mapping[int, int], law: Sequence[float]) -> list[Cell]:
-    """Bins of expected count 5 or more: likely tokens one each, the others together (left out if too few)."""
+    """Bins of expected count 5 or more: likely tokens one each, the others together, or with one of them if too few.
+
+    Tokens that the law rules out have a bin of expected count 0.
+    """
+    ruled_out = sum(count for x, count in counts.items() if not law[x])
     total = sum(counts.values())
     cells = [Cell(counts.get(x, 0), total * p) for x, p in enumerate(law) if total * p >= LEAST_EXPECTED]
-    rest = Cell(total - sum(cell.count for cell in cells), total - math.fsum(cell.expected for cell in cells))
+    others = total - ruled_out - sum(cell.observed for cell in cells)
+    rest = Cell(others, total - math.fsum(cell.expected for cell in cells))
     if rest.expected >= LEAST_EXPECTED:
         cells.append(rest)
-    elif cells and (rest.count or rest.expected):
+    elif cells and (rest.observed or rest.expected):
         last = cells.pop()
-        cells.append(Cell(last.count + rest.count, last.expected + rest.expected))
-    return cells
+        cells.append(Cell(last.observed + rest.observed, last.expected + rest.expected))
+    return [*cells, Cell(ruled_out, 0.0)] if ruled_out else cells
+
+
+def _log(observed: float, expected: float) -> float:
+    return math.log(observed / expected) if expected else math.inf
 
 
 @dataclass(frozen=True)
@@ -46,10 +55,10 @@ class GTest:
         """2 sum O log(O/E), summed over tables of two bins or more."""
         useful = [cells for cells in tables if len(cells) > 1]
         g = 2 * math.fsum(
-            cell.count * math.log(cell.count / cell.expected) for cells in useful for cell in cells if cell.count
+            cell.observed * _log(cell.observed, cell.expected) for cells in useful for cell in cells if cell.observed
         )
         degrees = sum(len(cells) - 1 for cells in useful)
-        return cls(g, degrees, int(sum(cell.count for cells in useful for cell in cells)))
+        return cls(g, degrees, int(sum(cell.observed for cells in useful for cell in cells)))
 
     @property
     def p_value(self) -> float:
@@ -58,9 +67,9 @@ class GTest:
 
     @property
     def smallest_bias(self) -> float:
-        """The total variation, over the bins, from which on *any* bias is caught with 99% power.
+        """The total variation, over bins and on average over tables, from which on any bias is caught with 99% power.
 
-        A bias d gives the statistic the noncentrality N sum d^2/p, and sum d^2/p >= 4 TV^2 (Cauchy and Schwarz).
+        A bias d gives the statistic the noncentrality N sum d^2/p, and sum d^2/p >= 4 TV^2 by Cauchy and Schwarz.
         """
         if not self.degrees:
             return 1.0
@@ -68,10 +77,17 @@ class GTest:
 
 
 def chi_square_tail(statistic: float, degrees: int, noncentrality: float = 0.0) -> float:
-    """P(X > statistic) of a chi-square, by the normal law of its cube root (Wilson and Hilferty 1931; Abdel-Aty 1954)."""
-    mean = degrees + noncentrality
-    spread = 2 * (mean + noncentrality) / (9 * mean * mean)
-    z = ((max(statistic, 0.0) / mean) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+    """P(X > statistic) of a chi-square, by the nearly normal law of a power of it (Sankaran 1959, third formula).
+
+    Without noncentrality the power is the cube root, and the formula that of Wilson and Hilferty 1931.
+    """
+    mean, twice = degrees + noncentrality, degrees + 2 * noncentrality
+    power = 1 - 2 * mean * (degrees + 3 * noncentrality) / (3 * twice**2)
+    spread = twice / mean**2
+    skew = (power - 1) * (1 - 3 * power)
+    centre = 1 + power * spread * (power - 1 - (2 - power) * skew * spread / 2)
+    deviation = power * math.sqrt(2 * spread) * (1 + skew * spread / 2)
+    z = ((max(statistic, 0.0) / mean) ** power - centre) / deviation
     return math.erfc(z / math.sqrt(2)) / 2
 
 

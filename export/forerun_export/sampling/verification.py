@@ -5,8 +5,8 @@
     tokens        [B,K+1]: column 0 is the pending token, columns 1..K the proposals x_1..x_K
     valid         [B]: how many proposals of a row count, 0..K; what lies behind them is never looked at
 
-A row of p or q without a law (NaN) ends the proposals before it. Emission from a row of p without a law is a fault:
-accepted = 0 and next_token = -1. A row's outputs depend on that row's inputs alone.
+A row of p or q without a law (NaN) ends the proposals before it. A next token from a row of p without a law
+is -1: what was accepted before it stands. A row's outputs depend on that row's inputs alone.
 """
 
 from onnxscript import BOOL, FLOAT, INT64
@@ -45,10 +45,9 @@ def countable(tokens: INT64[B, K_PLUS_1], valid: INT64[B], sound: BOOL[B, K]) ->
 
 
 @formula
-def or_fault(sound: BOOL[B, K_PLUS_1], accepted: INT64[B], next_token: INT64[B]) -> tuple[INT64[B], INT64[B]]:
-    """(accepted, next_token), or (0, -1) where next_token comes from a row without a law."""
-    fine = at(sound, accepted)
-    return op.Where(fine, accepted, 0), op.Where(fine, next_token, -1)
+def if_sound(sound: BOOL[B, K_PLUS_1], accepted: INT64[B], token: INT64[B]) -> INT64[B]:
+    """The token, or -1 where it comes from a row without a law."""
+    return op.Where(at(sound, accepted), token, -1)
 
 
 @formula
@@ -94,7 +93,7 @@ def verify_residual(
     p_n = row_at(p, n)
     q_n = row_at(q, op.Where(rejected, n, 0))
     y_n = correction_or_bonus(op.Relu(p_n - q_n), p_n, rejected, draw_uniforms)
-    accepted, next_token = or_fault(sound, n, y_n)
+    accepted, next_token = op.Identity(n), if_sound(sound, n, y_n)
     return accepted, next_token
 
 
@@ -122,7 +121,7 @@ def verify_points(
     x_n = op.Unsqueeze(at(x, op.Where(rejected, n, 0)), [1, 2])
     without_x = op.ScatterElements(p_n, x_n, op.Cast(x_n, to=FLOAT.dtype) * 0.0, axis=2)
     y_n = correction_or_bonus(without_x, p_n, rejected, draw_uniforms)
-    accepted, next_token = or_fault(sound, n, y_n)
+    accepted, next_token = op.Identity(n), if_sound(sound, n, y_n)
     return accepted, next_token
 
 
@@ -184,7 +183,7 @@ def verify_block(
     mass_n = at(op.Concat(op.Expand(1.0, op.Shape(mass[:, :1])), mass, axis=1), n)
     residual = op.Relu(op.Unsqueeze(mass_n, [1, 2]) * p_n - q_n)
     y_n = correction_or_bonus(residual, p_n, rejected, draw_uniforms)
-    accepted, next_token = or_fault(sound, n, y_n)
+    accepted, next_token = op.Identity(n), if_sound(sound, n, y_n)
     return accepted, next_token
 
 
@@ -195,9 +194,8 @@ def agreement(
     """Accept while x_i is y_i, the token that the target takes itself, n times; emit y_n."""
     proposals = countable(tokens, valid, sound[:, :-1])
     agrees = op.And(is_proposal(tokens, proposals), tokens[:, 1:] == y[:, :-1])
-    accepted = leading(agrees)
-    n, y_n = or_fault(sound, accepted, at(y, accepted))
-    return n, y_n
+    n = leading(agrees)
+    return n, if_sound(sound, n, at(y, n))
 
 
 @formula

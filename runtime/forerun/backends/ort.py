@@ -58,6 +58,21 @@ class _ThreadPool:
 THREAD_POOL = _ThreadPool()
 
 
+def session_options(*, weights_folder: Path | None = None, threads: int | None = None) -> onnxruntime.SessionOptions:
+    """Options of a session on the shared pool; any other session of the process must set the same on its own.
+
+    `weights_folder` is where external data lies, if not beside the graph: with it a draft's graph may name the
+    target's weight file, where onnxruntime refuses "../" and links.
+    """
+    THREAD_POOL.share(threads)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.use_per_session_threads = False
+    if weights_folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights_folder))
+    return options
+
+
 class OnnxRuntimeEngine:
     """One onnxruntime session."""
 
@@ -100,14 +115,7 @@ class OnnxRuntimeBackend:
 
     def load(self, graph: Path, *, weights_folder: Path | None = None) -> OnnxRuntimeEngine:
         """See `Backend.load`."""
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.use_per_session_threads = False
-        if weights_folder is not None:
-            # Lets a draft's graph name the target's weight file: onnxruntime refuses "../" and links.
-            options.add_session_config_entry(
-                "session.model_external_initializers_file_folder_path", str(weights_folder)
-            )
+        options = session_options(weights_folder=weights_folder)
         try:
             session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
         except Exception as error:
