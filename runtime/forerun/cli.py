@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from forerun.errors import EngineError, ExportError, ForerunError, RequestError
+from forerun.options import control_options
 
 if TYPE_CHECKING:
     from forerun.decoder import Decoder, Generation
@@ -64,56 +65,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 directory_argument = click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
 
 
-def _draft_length(context: click.Context, parameter: click.Parameter, value: str) -> int | None:
-    if value == "auto":
-        return None
-    if value.isascii() and value.isdigit():
-        return int(value)
-    raise click.BadParameter(f"{value!r} is neither 'auto' nor a whole number of at least 0")
-
-
-def _logit_bias(context: click.Context, parameter: click.Parameter, value: Sequence[str]) -> dict[int, float]:
-    bias: dict[int, float] = {}
-    for entry in value:
-        token, _, amount = entry.partition("=")
-        try:
-            bias[int(token)] = float(amount)
-        except ValueError:
-            raise click.BadParameter(f"{entry!r} is not TOKEN=BIAS, as in 42=-1.5") from None
-    return bias
-
-
 @main.command()
 @directory_argument
 @click.argument("prompt", required=False)
 @click.option("--prompt-file", type=click.File(encoding="utf-8"), help="Read the prompt from a file; - is stdin.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it stands, without the chat template.")
-@click.option("--max-new-tokens", type=int, default=256, show_default=True, help="Tokens to emit at the most.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token.")
-@click.option("--seed", type=int, help="Makes a sampled text repeatable. Without it, a fresh one is taken and told.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="Text that ends the output. May be given several times.")
-@click.option(
-    "--law",
-    type=click.Choice(["auto", "residual", "block", "coupled", "greedy"]),
-    default="auto",
-    show_default=True,
-    help="Rule of acceptance; auto is greedy at temperature 0, coupled with a seed, else block.",
-)
-@click.option(
-    "--draft",
-    type=click.Choice(["auto", "model", "none"]),
-    default="auto",
-    show_default=True,
-    help="What proposes tokens; none is plain decoding.",
-)
-@click.option(
-    "--draft-length",
-    callback=_draft_length,
-    default="auto",
-    show_default=True,
-    metavar="auto|N",
-    help="Tokens proposed in a round.",
-)
+@control_options
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads. [default: the CPUs there are]")
 @click.option("--trace", is_flag=True, help="Show every round on stderr, tokens coloured by how they came about.")
 @json_option
@@ -131,9 +88,14 @@ def generate(
     from forerun.decoder import Decoder
     from forerun.request import Request
 
+    if trace and controls["n"] > 1:
+        raise click.UsageError("--trace shows one sample; leave out --trace or --n")
     text = _prompt(prompt, prompt_file)
     request = Request(text, make_controls(controls))
     with Decoder(directory, threads=threads, load_draft=controls["draft"] != "none") as decoder:
+        if request.controls.n > 1:
+            _show_samples(decoder.generate([request]), as_json=as_json)
+            return
         generation = _run(decoder, request, trace=trace, echo=not (trace or as_json))
     if as_json:
         click.echo(json.dumps(generation.to_json(), ensure_ascii=False))
@@ -141,6 +103,14 @@ def generate(
         click.echo(generation.text)
     else:
         click.echo()
+
+
+def _show_samples(samples: Sequence[Generation], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"samples": [sample.to_json() for sample in samples]}, ensure_ascii=False))
+        return
+    for number, sample in enumerate(samples, 1):
+        click.echo(f"--- sample {number} of {len(samples)}, seed {sample.seed}\n{sample.text}")
 
 
 def _prompt(prompt: str | None, file: IO[str] | None) -> str:

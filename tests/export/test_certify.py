@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 
 import forerun
 from forerun.cli import main
+from forerun.oracle import keyed_draw, law_of
+from forerun.randomness import noise_keys
 from forerun_export.certify import PARTS, certify, explain
 from forerun_export.certify.engines import EngineLaws, Split, draw, first_split, g_test, naive_score
 from forerun_export.certify.equality import Rescored, gap
@@ -141,8 +143,6 @@ def decoder(sound: Path) -> Iterator[forerun.Decoder]:
 
 
 def test_the_law_that_samples_are_held_to_is_the_targets(decoder: forerun.Decoder) -> None:
-    from forerun.oracle import law_of
-
     for context in ((1,), (1, 5), (3, 0, 7, 7)):
         law = EngineLaws(decoder, decoder.manifest.target)(context)
         assert law == pytest.approx(law_of(TARGET.logits(context), 1.0), abs=1e-12)
@@ -169,6 +169,18 @@ def test_a_difference_is_a_tie_only_within_the_kernels_error() -> None:
     assert not Rescored(split, gap(logits, split), 1e-6).is_tie
     other_is_best = [9.0, *logits[1:]]
     assert not Rescored(split, gap(other_is_best, split), 1e-5).is_tie
+
+
+def test_a_difference_of_keyed_draws_is_a_tie_only_within_the_kernels_error() -> None:
+    logits, keys = [float(x) for x in range(8)], noise_keys(7)
+    taken = keyed_draw(law_of(logits, 1.0), keys, 2)
+    other = max((x for x in range(2, 8) if x != taken), key=lambda x: -gap(logits, Split((1, 2), taken, x, 7)))
+    behind = gap(logits, Split((1, 2), taken, other, 7))
+    assert gap(logits, Split((1, 2), taken, taken, 7)) == 0 < behind
+    assert not Rescored(Split((1, 2), taken, other, 7), behind, 1e-4).is_tie
+    logits[other] += behind - 1e-6
+    split = Split((1, 2), taken, other, 7)
+    assert Rescored(split, gap(logits, split), 1e-4).is_tie
 
 
 def test_an_output_that_only_ends_earlier_is_no_tie() -> None:

@@ -1,36 +1,52 @@
-"""Models with a fault at one context: logits that no token can be drawn from."""
+"""Models with faults: contexts after which no token can be drawn from the logits."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from helpers.table_models import TableModel
 
+VOCABULARY = 8
 NAN, INF = math.nan, math.inf
 
-FAULTS: dict[str, dict[int, float]] = {
+Fault = Mapping[int, float]
+"""Logits by token; the others stay as they are."""
+
+FAULTS: dict[str, Fault] = {
     "NaN in one logit": {5: NAN},
     "NaN in the first logit": {0: NAN},
-    "NaN in all logits": dict.fromkeys(range(8), NAN),
+    "NaN in all logits": dict.fromkeys(range(VOCABULARY), NAN),
     "+inf in one logit": {2: INF},
     "+inf in two logits": {2: INF, 6: INF},
-    "-inf in all logits": dict.fromkeys(range(8), -INF),
+    "-inf in all logits": dict.fromkeys(range(VOCABULARY), -INF),
 }
-"""Logits by token, of 8; the others stay as they are."""
 
 
-def faulty(model: TableModel, context: Sequence[int], fault: dict[int, float]) -> TableModel:
-    """The model with these logits after this context, and after those that share its place in the table."""
+def wild_model(seed: int) -> TableModel:
+    """A table so high, and weights so wild, that hardly two contexts share a place in it."""
+    rng = np.random.default_rng(seed)
+    return TableModel(
+        rng.normal(scale=1.5, size=(99991, VOCABULARY)).astype(np.float32),
+        rng.permutation(97)[:VOCABULARY].astype(np.float32),
+        rng.permutation(997)[:64].astype(np.float32),
+    )
+
+
+def with_faults(model: TableModel, faults: Sequence[tuple[Sequence[int], Fault]]) -> TableModel:
+    """The model with each of these faults after its context."""
     table = model.table.copy()
-    weights = model.token_weights[list(context)] * model.position_weights[: len(context)]
-    table[int(weights.sum()) % len(table), list(fault)] = list(fault.values())
+    for context, fault in faults:
+        weights = model.token_weights[list(context)] * model.position_weights[: len(context)]
+        table[int(weights.sum()) % len(table), list(fault)] = list(fault.values())
     return replace(model, table=table)
 
 
-def faulty_throughout(model: TableModel, *, every: int, fault: dict[int, float]) -> TableModel:
-    """The model with these logits in one of `every` places of its table."""
+def faulty_throughout(model: TableModel, *, faults: Sequence[Fault]) -> TableModel:
+    """The model with these faults in the places of its table, in turn; an empty one is none."""
     table = model.table.copy()
-    table[np.ix_(range(0, len(table), every), list(fault))] = list(fault.values())
+    for start, fault in enumerate(faults):
+        for token, logit in fault.items():
+            table[start :: len(faults), token] = logit
     return replace(model, table=table)

@@ -1,6 +1,8 @@
 """The command line: what it prints, and that every mistake is one clear line with nothing half-written."""
 
+import dataclasses
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from forerun import Controls, Decoder
 from forerun.cli import main
 from helpers.table_models import table_pair
 
@@ -105,11 +108,119 @@ def test_a_sampled_text_can_be_repeated_with_the_seed_that_was_told(pair: Path) 
         ("--threads", "0", "--threads"),
         ("--prompt-file", "/no/such/file", "/no/such/file"),
         ("--no-such-option", "1", "--no-such-option"),
+        ("--top-k", "-1", "top_k is -1"),
+        ("--top-k", "some", "--top-k"),
+        ("--top-p", "0", "top_p is 0.0; give a finite number above 0 up to 1"),
+        ("--top-p", "1.5", "top_p is 1.5"),
+        ("--min-p", "2", "min_p is 2.0"),
+        ("--repetition-penalty", "0", "repetition_penalty is 0.0"),
+        ("--repetition-penalty", "-1", "repetition_penalty is -1.0"),
+        ("--presence-penalty", "nan", "presence_penalty is nan"),
+        ("--frequency-penalty", "inf", "frequency_penalty is inf"),
+        ("--no-repeat-ngram", "-2", "no_repeat_ngram is -2"),
+        ("--logit-bias", "3", "'3' is not TOKEN=BIAS, as in 42=-1.5"),
+        ("--logit-bias", "a=1", "'a=1' is not TOKEN=BIAS"),
+        ("--logit-bias", "3=nan", "logit_bias of token 3 is nan"),
+        ("--logit-bias", "8=1", "token 8 is not in the vocabulary of 8"),
+        ("--bad-word", "", "bad_words"),
+        ("--min-new-tokens", "999", "min_new_tokens is 999, above max_new_tokens"),
+        ("--stop-token", "8", "stop_tokens: token 8 is not in the vocabulary of 8"),
+        ("--stop-token", "w3", "--stop-token"),
+        ("--logprobs", "21", "logprobs is 21"),
+        ("--n", "0", "n is 0"),
     ],
 )
 def test_a_wrong_option_is_named_with_what_is_known(pair: Path, option: str, value: str, says: str) -> None:
     prompt = [] if option == "--prompt-file" else ["t1"]
     assert says in error_line(run("generate", pair, *prompt, "--raw", option, value), 2)
+
+
+def test_a_flag_that_this_model_cannot_honour_is_refused(pair: Path) -> None:
+    line = error_line(run("generate", pair, "t1", "--raw", "--force-end"), 2)
+    assert "force_end: this model has no end token" in line
+
+
+def test_every_control_can_be_given(pair: Path) -> None:
+    options = {
+        "--max-new-tokens": 9,
+        "--temperature": 1.5,
+        "--top-k": 5,
+        "--top-p": 0.9,
+        "--min-p": 0.05,
+        "--repetition-penalty": 1.2,
+        "--presence-penalty": -0.5,
+        "--frequency-penalty": 0.4,
+        "--no-repeat-ngram": 3,
+        "--min-new-tokens": 9,
+        "--seed": 4,
+        "--law": "residual",
+        "--draft-length": 3,
+        "--logprobs": 2,
+    }
+    several = ["--logit-bias", "1=2.5", "--logit-bias", "3=-inf", "--bad-word", "w1 w2", "--bad-word", "w4"]
+    several += ["--stop-token", 6, "--stop-token", 7, "--stop", "w0 w0 w0"]
+    result = run(
+        "generate", pair, "w1 w2", "--raw", "--json", *(part for pair in options.items() for part in pair), *several
+    )
+    assert result.exit_code == 0, result.output
+    with Decoder(pair) as decoder:
+        expected = decoder.generate(
+            "w1 w2",
+            raw=True,
+            max_new_tokens=9,
+            temperature=1.5,
+            top_k=5,
+            top_p=0.9,
+            min_p=0.05,
+            repetition_penalty=1.2,
+            presence_penalty=-0.5,
+            frequency_penalty=0.4,
+            no_repeat_ngram=3,
+            min_new_tokens=9,
+            seed=4,
+            law="residual",
+            draft_length=3,
+            logprobs=2,
+            logit_bias={1: 2.5, 3: -math.inf},
+            bad_words=["w1 w2", "w4"],
+            stop_tokens=[6, 7],
+            stop=["w0 w0 w0"],
+        )
+    found = json.loads(result.stdout)
+    assert found["token_ids"] == list(expected.token_ids)
+    assert found["logprobs"] == expected.to_json()["logprobs"]
+
+
+def test_an_option_for_every_control() -> None:
+    command = main.commands["generate"]
+    names = {parameter.name for parameter in command.params}
+    assert {field.name for field in dataclasses.fields(Controls)} <= names
+
+
+def test_log_probabilities_are_in_the_json_and_only_where_asked_for(pair: Path) -> None:
+    arguments = ("generate", pair, "w1 w2", "--raw", "--json", "--max-new-tokens", 5)
+    found = json.loads(run(*arguments, "--logprobs", 3).stdout, parse_constant=strict)
+    assert [entry["token"] for entry in found["logprobs"]] == found["token_ids"]
+    assert all(len(entry["top"]) == 3 and entry["top"][0][1] >= entry["logprob"] for entry in found["logprobs"])
+    assert "logprobs" not in json.loads(run(*arguments).stdout)
+    # What cannot come has no finite number, and JSON has no other.
+    filtered = run(*arguments, "--logprobs", 20, "--temperature", 1, "--top-k", 2).stdout
+    assert all(len(entry["top"]) == 2 for entry in json.loads(filtered, parse_constant=strict)["logprobs"])
+
+
+def strict(constant: str) -> float:
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def test_samples_are_shown_one_after_another_and_are_a_list_in_the_json(pair: Path) -> None:
+    arguments = ("generate", pair, "w1 w2", "--raw", "--temperature", 1, "--seed", 3, "--max-new-tokens", 6, "--n", 3)
+    samples = json.loads(run(*arguments, "--json").stdout)["samples"]
+    assert len(samples) == 3
+    lines = run(*arguments).stdout.splitlines()
+    assert lines[0] == "--- sample 1 of 3, seed 3"
+    assert lines[1::2] == [sample["text"] for sample in samples]
+    assert [line.rpartition(" ")[2] for line in lines[::2]] == [str(sample["seed"]) for sample in samples]
+    assert "leave out --trace or --n" in error_line(run(*arguments, "--trace"), 2)
 
 
 def test_greedy_at_a_temperature_is_refused(pair: Path) -> None:

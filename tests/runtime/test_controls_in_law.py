@@ -27,7 +27,7 @@ from helpers.reference import joint_law
 from helpers.table_models import engine_directory, random_model
 
 VOCABULARY, END = 5, 4
-SAMPLES = 2_000
+SAMPLES = 1_500
 SIGNIFICANCE, CERTAIN = 1e-3, 1e-12
 LAWS = ["residual", "block"]
 

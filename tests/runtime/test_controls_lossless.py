@@ -40,7 +40,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "top-k": {"top_k": 3},
     "top-p": {"top_p": 0.6},
     "min-p": {"min_p": 0.2},
-    "all filters": {"top_k": 3, "top_p": 0.8, "min_p": 0.4},
+    "all filters": {"top_k": 3, "top_p": 0.8, "min_p": 0.3},
     "repetition penalty": {"repetition_penalty": 2.5},
     "presence penalty": {"presence_penalty": 4.0},
     "frequency penalty": {"frequency_penalty": 1.5},

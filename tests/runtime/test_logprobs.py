@@ -56,21 +56,18 @@ def check(pair: TablePair, request: Request, generation: Generation) -> None:
         assert [logprob for _, logprob in entry.top] == pytest.approx([law[x] for x in possible], **NEAR)
 
 
-@pytest.mark.parametrize("draft_length", [0, 1, 3, DRAFT_LENGTH])
+@pytest.mark.parametrize("draft_length", [0, 1, DRAFT_LENGTH])
 @pytest.mark.parametrize("control", CONTROLS)
 def test_accepted_corrected_and_bonus_tokens_have_the_targets_log_probabilities(
     pair: TablePair, decoder: Decoder, control: str, draft_length: int
 ) -> None:
-    seen = {"accepted": 0, "corrected": 0, "bonus": 0}
-    for seed in range(7):
-        request = request_of(control, prompt=(seed, 2), seed=seed, draft_length=draft_length)
-        (generation,) = decoder.generate([request])
+    batch = [request_of(control, prompt=(seed, 2), seed=seed, draft_length=draft_length) for seed in range(7)]
+    generations = decoder.generate(batch)
+    for request, generation in zip(batch, generations, strict=True):
         check(pair, request, generation)
-        stats = generation.stats
-        for kind, count in zip(seen, (stats.accepted, stats.corrections, stats.bonuses), strict=True):
-            seen[kind] += count
-    assert seen["bonus"] > 0
-    assert draft_length == 0 or all(seen.values())
+    stats = [one.stats for one in generations]
+    assert sum(one.bonuses for one in stats) > 0
+    assert draft_length == 0 or min(sum(one.accepted for one in stats), sum(one.corrections for one in stats)) > 0
 
 
 @pytest.mark.parametrize("control", ["greedy", "sampled", "edited", "greedy and edited"])
@@ -125,7 +122,7 @@ def test_chunks_carry_none_where_none_are_asked_for(decoder: Decoder) -> None:
 
 
 def test_a_vocabulary_of_several_blocks_is_searched_whole(tmp_path: Path) -> None:
-    target = random_model(8, vocabulary=600)
+    target = random_model(8, vocabulary=200)
     pair = TablePair(engine_directory(tmp_path / "engines", target, target), target, target)
     with pair.open() as decoder:
         for control in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 7}):
@@ -133,7 +130,7 @@ def test_a_vocabulary_of_several_blocks_is_searched_whole(tmp_path: Path) -> Non
             (generation,) = decoder.generate([request])
             for place, entry in enumerate(generation.logprobs or ()):
                 law = logprobs_at(target, request, list(generation.token_ids[:place]))
-                likeliest = sorted(range(600), key=lambda token: -law[token])[:20]
+                likeliest = sorted(range(200), key=lambda token: -law[token])[:20]
                 possible = [token for token in likeliest if law[token] > -math.inf]
                 assert [token for token, _ in entry.top] == possible
                 assert entry.logprob == pytest.approx(law[entry.token], **NEAR)

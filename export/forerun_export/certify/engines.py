@@ -60,7 +60,7 @@ class EngineLaws:
 def sampled(decoder: Decoder, prompts: Sequence[str], *, samples: int, report: Report = silent) -> Iterator[Finding]:
     """For each law of acceptance that samples: a G-test, and a test in the direction of the naive rule.
 
-    Without prompts, of a few short ones that at which this pair would show that rule best.
+    Without prompts, after the one of a few short ones at which this pair would show that rule best.
     """
     target = EngineLaws(decoder, decoder.manifest.target)
     draft = EngineLaws(decoder, decoder.manifest.draft) if decoder.manifest.draft else target

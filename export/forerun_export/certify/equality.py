@@ -10,7 +10,7 @@ import numpy as np
 from forerun import Decoder, Request
 from forerun.errors import ExportError
 from forerun.manifest import ModelRecord
-from forerun.oracle import Law, law_of
+from forerun.oracle import filtered_law
 from forerun.randomness import noise_keys
 from forerun_export.certify.engines import PART, Split, Tokens, first_split
 from forerun_export.certify.graph_checks import smallest_rate
@@ -31,6 +31,7 @@ NEW_TOKENS = 24
 DRAFT_LENGTHS = (1, 4)
 SEEDS = (1, 2)
 SAMPLED: Mapping[str, Any] = {"law": "coupled", "temperature": 1.0, "top_p": 0.95}
+NUCLEUS_EDGE = 1e-4  # by how much a kernel's error may move the weight at which a nucleus ends
 
 
 @dataclass(frozen=True)
@@ -124,5 +125,8 @@ def gap(logits: Sequence[float], split: Split) -> float:
     if split.seed is None:
         return float(np.max(logits)) - min(logits[token] for token in said)
     keys, position = noise_keys(split.seed), len(split.context)
-    law: Law = law_of(logits, float(SAMPLED["temperature"]))
-    return max(race_margin(law, keys, position, token).margin for token in said)
+    laws = [
+        filtered_law(logits, SAMPLED["temperature"], top_p=SAMPLED["top_p"] + shift)
+        for shift in (0.0, -NUCLEUS_EDGE, NUCLEUS_EDGE)
+    ]
+    return max(min(race_margin(law, keys, position, token).margin for law in laws) for token in said)
