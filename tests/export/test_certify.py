@@ -18,10 +18,13 @@ from forerun_export.certify import PARTS, certify, explain
 from forerun_export.certify.engines import EngineLaws, Split, draw, first_split, g_test, naive_score
 from forerun_export.certify.equality import Rescored, gap
 from forerun_export.certify.explain import P, Q, emitted, fixed_point, residual_law, usual_ratio, variation
+from forerun_export.certify.graph_sets import FreshGraphs
+from forerun_export.certify.graphs import CHECKS, tally
 from forerun_export.certify.report import Certificate, Finding
 from forerun_export.certify.statistics import SIGNIFICANCE
 from forerun_export.certify.wrong_graphs import WRONG_GRAPHS
 from forerun_export.sampling import sampling_model
+from forerun_export.sampling.controls import plain_law
 from helpers.table_models import engine_directory, random_model, sampling_graphs
 
 VOCABULARY = 8
@@ -85,6 +88,11 @@ def test_a_wrong_graph_in_the_directory_fails_against_the_oracle(naive: Path) ->
 def test_a_wrong_graph_in_the_directory_fails_end_to_end(naive: Path) -> None:
     found = certify(naive, parts=["engines"], samples=SAMPLES, prompts=[PROMPT])
     assert failures(found) == [("engines", "residual")] * 2  # the G-test and the score toward that rule
+
+
+def test_filters_that_are_not_applied_are_no_rounding() -> None:
+    found = tally(CHECKS["law-filtered"], [FreshGraphs(7, {"law-filtered": plain_law})], rows=16, rounds=1)
+    assert found.unexplained > found.cases / 10
 
 
 def test_the_table_names_what_failed_and_the_exit_code_is_1(naive: Path) -> None:

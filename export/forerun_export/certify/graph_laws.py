@@ -1,7 +1,7 @@
 """The graphs that turn logits into laws, against the oracle: numbers instead of decisions."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -28,26 +28,47 @@ def law(graphs: GraphSet, rng: Random, shape: Shape) -> Iterator[Compared]:
 
 
 def law_filtered(graphs: GraphSet, rng: Random, shape: Shape) -> Iterator[Compared]:
-    """The kept tokens, and what they are given. At a filter's edge rounding may keep or drop one more token."""
+    """The kept tokens, and what they are given. At a filter's edge rounding may keep or drop a few more."""
     feeds = cases.shaping(rng, shape)
     found = graphs.run("law-filtered", feeds)["p"]
     for b, r in np.ndindex(*found.shape[:2]):
         logits, p = feeds["logits"][b, r].tolist(), found[b, r]
-        temperature, top_k = float(feeds["temperature"][b]), int(feeds["top_k"][b])
-        top_p, min_p = float(feeds["top_p"][b]), float(feeds["min_p"][b])
-        expected = filtered_law(logits, temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        at = _widened(logits, *(float(feeds[name][b]) for name in ("temperature", "top_k", "top_p", "min_p")))
+        expected = at(0.0)
         if _kept(expected, p):
             yield _laws(expected, p)
-            continue
-        edge = LAW_BOUND
-        fewer = filtered_law(logits, temperature, top_k=top_k, top_p=top_p - edge, min_p=min(1.0, min_p * (1 + edge)))
-        more = filtered_law(logits, temperature, top_k=top_k, top_p=top_p + edge, min_p=min_p * (1 - edge))
-        between = all(
-            bool(y) <= (x > SMALLEST_FLOAT or x == 0) and bool(a > SMALLEST_FLOAT) <= bool(y) and bool(y) <= bool(x)
-            for a, y, x in zip(fewer, p.tolist(), more, strict=True)
-        )
-        counts = (sum(x > 0 for x in expected), int(np.count_nonzero(p)))
-        yield Compared(f"keeps {counts[0]}", f"keeps {counts[1]}", Margin(edge, edge) if between else IMPOSSIBLE)
+        else:
+            counts = (sum(x > 0 for x in expected), int(np.count_nonzero(p)))
+            yield Compared(f"keeps {counts[0]}", f"keeps {counts[1]}", _edge(at, p))
+
+
+def _widened(
+    logits: list[float], temperature: float, top_k: float, top_p: float, min_p: float
+) -> Callable[[float], Law]:
+    """The oracle's law where top-p and min-p keep more by an edge (0: as they are)."""
+
+    def at(edge: float) -> Law:
+        least = min(1.0, min_p * (1 - edge))
+        return filtered_law(logits, temperature, top_k=int(top_k), top_p=top_p + edge, min_p=least)
+
+    return at
+
+
+def _sum_bound(found: Array) -> float:
+    """What rounding does to a law: that of each probability, and that of the prefix sums over what is kept."""
+    return LAW_BOUND + UNIT * int(np.count_nonzero(found))
+
+
+def _edge(at: Callable[[float], Law], found: Array) -> Margin:
+    """By how much the filters must widen and narrow so that what the graph keeps lies between."""
+    bound, kept = _sum_bound(found), found > 0
+    edge = UNIT
+    while edge < bound:
+        edge = min(4 * edge, bound)
+        fewer, more = np.asarray(at(-edge)) > SMALLEST_FLOAT, np.asarray(at(edge)) > 0
+        if np.all(fewer <= kept) and np.all(kept <= more):
+            return Margin(edge, bound)
+    return Margin(math.inf, bound)
 
 
 def _kept(expected: Law, found: Array) -> bool:
@@ -61,11 +82,11 @@ def _laws(expected: Law, found: Array) -> Compared:
     """The largest relative error of a probability; a zero must be one."""
     wanted, given = np.asarray(expected), found.astype(np.float64)
     errors = np.abs(given - wanted) / np.maximum(wanted, SMALLEST_FLOAT)
-    # No law that was asked for is that far off by rounding; a NaN is not, either.
-    if not np.all(errors <= LAW_BOUND):
-        worst = float(np.nanmax(errors)) if not np.isnan(errors).all() else math.nan
-        return Compared("a law", f"off by {worst:.1e}", Margin(math.inf, LAW_BOUND))
-    return Compared("a law", "the same", None)
+    bound = _sum_bound(found)
+    if np.all(errors <= bound):  # a NaN is not
+        return Compared("a law", "the same", None)
+    worst = float(np.nanmax(errors)) if not np.isnan(errors).all() else math.nan
+    return Compared("a law", f"off by {worst:.1e}", Margin(math.inf, bound))
 
 
 def edit(graphs: GraphSet, rng: Random, shape: Shape) -> Iterator[Compared]:
