@@ -18,7 +18,7 @@ class Scheduler:
 
     def __init__(self, loop: Loop, *, max_rows: int) -> None:
         self._loop = loop
-        self._max_rows = max_rows
+        self.max_rows = max_rows
         self._waiting: deque[Row] = deque()
         self.rows: list[Row] = []
 
@@ -51,7 +51,7 @@ class Scheduler:
         self._release_ended()
 
     def _admit(self) -> None:
-        while self._waiting and len(self.rows) < self._max_rows:
+        while self._waiting and len(self.rows) < self.max_rows:
             row = self._waiting[0]
             if row.active and self._begin(row):  # one cancelled in line is dropped
                 # Python runs signal handlers after calls, and none is made before the next line has taken effect:
@@ -60,7 +60,7 @@ class Scheduler:
             self._waiting.popleft()
 
     def _begin(self, row: Row) -> bool:
-        expected = min(self._max_rows, len(self.rows) + len(self._waiting))
+        expected = min(self.max_rows, len(self.rows) + len(self._waiting))
         started = time.perf_counter()
         try:
             self._loop.begin(len(self.rows), row, rows=expected)

@@ -83,7 +83,7 @@ def draw(decoder: Decoder, contexts: Sequence[Tokens], law: str, *, samples: int
     """The first two tokens of `samples` sequences, shared out over the contexts; their seeds are 0, 1, 2, .."""
     found: dict[Tokens, Counter[Tokens]] = {context: Counter() for context in contexts}
     # The limit of an engine directory is about memory; these sequences are a few tokens long.
-    decoder.scheduler._max_rows = max(ROWS, decoder.manifest.limits.batch)
+    decoder.scheduler.max_rows = max(ROWS, decoder.manifest.limits.batch)
     controls = {"temperature": TEMPERATURE, "law": law, "max_new_tokens": NEW_TOKENS, "draft_length": DRAFT_LENGTH}
     each = -(-samples // len(contexts))
     step = f"Sampling with {law}"
