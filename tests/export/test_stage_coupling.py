@@ -14,11 +14,11 @@ import pytest
 from onnxscript import FLOAT, INT64
 
 from forerun.oracle import PRIME, coupled_step, exponential, keyed_draw, noise
+from forerun_export.certify.statistics import chi_square_tail
 from forerun_export.sampling.building_blocks import B, R, formula
 from forerun_export.sampling.noise import exponential as arrivals_of
 from forerun_export.sampling.noise import fifth_power, streams
 from forerun_export.sampling.saving import sampling_model
-from helpers.joint_law import chi_square_tail
 from helpers.sampling import Array, session_of, uniforms
 from helpers.stages import noise_keys, random_laws, run_session, run_stage
 

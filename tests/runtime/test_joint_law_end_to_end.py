@@ -16,8 +16,9 @@ import pytest
 import forerun
 from forerun import Decoder, Generation, Request
 from forerun.oracle import Table, Tokens, law_of, plain_law
+from forerun_export.certify.wrong_graphs import draw_from_p
 from forerun_export.sampling import sampling_model
-from helpers.joint_law import p_value, verify_drawing_from_target
+from helpers.joint_law import p_value
 from helpers.table_models import TableModel, engine_directory, random_model, sampling_graphs
 
 VOCABULARY = 6
@@ -45,7 +46,7 @@ def biased(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Decoder]:
     """A decoder whose verification draws from p after a rejection."""
     folder = tmp_path_factory.mktemp("wrong")
     sampling = Path(shutil.copytree(sampling_graphs(VOCABULARY), folder / "sampling"))
-    model = sampling_model(verify_drawing_from_target, VOCABULARY)
+    model = sampling_model(draw_from_p, VOCABULARY)
     onnx_ir.save(model, sampling / "verify-residual.onnx")
     engines = engine_directory(folder / "engines", TARGET, DRAFT, batch=BATCH, sampling=sampling)
     with forerun.open(engines) as decoder:

@@ -22,7 +22,7 @@ from forerun_export.sampling.verification import correction_or_bonus, proposal_l
 
 
 @formula
-def _draw_from_p(
+def draw_from_p(
     p: FLOAT[B, K_PLUS_1, V],
     q: FLOAT[B, K, V],
     tokens: INT64[B, K_PLUS_1],
@@ -104,7 +104,7 @@ def _accept_at_equality(
 
 
 WRONG_GRAPHS: Mapping[str, Callable[..., Any]] = {
-    "draw from p after a rejection": _draw_from_p,
+    "draw from p after a rejection": draw_from_p,
     "bonus from the row before": _bonus_from_row_before,
     "q of the next row": _q_of_next_row,
     "q of a neighbouring row of the batch": _q_of_neighbour,
