@@ -11,7 +11,6 @@ from forerun.backends.ort import session_options
 from forerun.errors import ExportError
 
 Floats = npt.NDArray[np.float32]
-Integers = npt.NDArray[np.int64]
 
 
 class Caches:

@@ -34,26 +34,16 @@ from forerun.oracle import (
     residual_step,
     total_variation,
 )
+from helpers.random_tables import markov, random_law
 
 EXACT = 1e-12
 POSITIONS = 3
 LARGEST_UNIFORM = 1 - 2**-23
 
 
-def random_law(rng: random.Random, vocabulary_size: int, *, zeros: float = 0.0) -> Law:
-    weights = [rng.expovariate(1) ** 2 * (rng.random() >= zeros) for _ in range(vocabulary_size)]
-    weights[rng.randrange(vocabulary_size)] += 0.1
-    total = sum(weights)
-    return [weight / total for weight in weights]
-
-
 def random_rows(seed: int, *, vocabulary_size: int = 3, zeros: float = 0.0) -> list[Law]:
     rng = random.Random(seed)
     return [random_law(rng, vocabulary_size, zeros=zeros) for _ in range(vocabulary_size)]
-
-
-def markov(rows: Sequence[Law]) -> Table:
-    return lambda context: rows[context[-1] if context else 0]
 
 
 def whole_context(seed: int, vocabulary_size: int) -> Table:
