@@ -128,5 +128,5 @@ def _quantized_blocks(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _rounded(blocks: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """The nearest of -8..7 to each weight over its scale; 0 where the scale is 0, as is the block then."""
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
-    numbers = np.rint(blocks * inverse)
-    return np.clip(numbers, -ZERO_POINT, ZERO_POINT - 1, out=numbers)
+    numbers: np.ndarray = np.rint(blocks * inverse)
+    return numbers.clip(-ZERO_POINT, ZERO_POINT - 1, out=numbers)

@@ -170,4 +170,5 @@ def scales(matrix: np.ndarray, axis: int) -> np.ndarray:
 
 def quantized(matrix: np.ndarray, axis: int) -> np.ndarray:
     """The nearest whole numbers to w / scale, which lie within -127..127."""
-    return np.rint(matrix / np.expand_dims(scales(matrix, axis), 1 - axis)).astype(np.int8)
+    numbers: np.ndarray = np.rint(matrix / np.expand_dims(scales(matrix, axis), 1 - axis)).astype(np.int8)
+    return numbers
