@@ -1,4 +1,7 @@
-"""A row's logits and caches have the same bits whatever S, the batch, its neighbours, the capacity and the chunks."""
+"""A row's logits and caches have the same bits whatever S, the batch, its neighbours, the capacity and the chunks.
+
+In every precision: the quantized graphs too.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,8 +13,10 @@ import pytest
 from forerun.manifest import Manifest
 from forerun_export.frontends import build_decoder
 from forerun_export.graph_runner import Caches, Floats, GraphRunner
+from forerun_export.passes import smaller_head
+from forerun_export.precision import PASSES, quantize
 from forerun_export.sources import resolve
-from helpers.checkpoints import tiny_llama, tiny_qwen2
+from helpers.checkpoints import tiny_llama, tiny_llama_of_whole_blocks, tiny_qwen2
 from helpers.graphs import save
 
 PROMPT, NEW = 37, 9
@@ -21,6 +26,11 @@ MODELS: Mapping[str, Callable[[Path], Path]] = {
     "one query head to a KV head": partial(tiny_llama, kv_heads=6),
     "one KV head for all": partial(tiny_llama, kv_heads=1, tied=True),
     "biases": tiny_qwen2,
+    "int8, inner sizes of no whole blocks": tiny_llama,
+    "int8, a tied head, inner sizes of whole blocks": partial(tiny_llama_of_whole_blocks, tied=True),
+    "int8, biases, a smaller head": tiny_qwen2,
+    "int4": tiny_llama_of_whole_blocks,
+    "int4, some inner sizes of no whole blocks": partial(tiny_llama, query_heads=8, hidden=64),
 }
 
 
@@ -56,7 +66,13 @@ def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         return Plain(GraphRunner(engines / Manifest.read(engines / "manifest.json").target.graph))
     folder = tmp_path_factory.mktemp("model")
     source = resolve(str(MODELS[request.param](folder / "checkpoint")))
-    return Plain(GraphRunner(save(build_decoder(source, context=CAPACITY), folder / "target")))
+    decoder = build_decoder(source, context=CAPACITY)
+    precision = request.param.partition(",")[0]
+    if precision in PASSES:
+        quantize(decoder.model, precision)
+    if "smaller head" in request.param:
+        smaller_head.apply(decoder.model, ranges=[(0, 16), (60, 200)])
+    return Plain(GraphRunner(save(decoder, folder / "target")))
 
 
 @pytest.mark.parametrize("new", range(1, NEW))

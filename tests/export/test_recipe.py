@@ -145,7 +145,14 @@ def test_nothing_to_export_says_what_to_give() -> None:
     [
         ('device = "cpu"', 'device = "tpu"', ["device", "expected one of cpu", "tpu"]),
         ('frontend = "mobius"', 'frontend = "x"', ["frontend", "auto, mobius"]),
-        ('precision = "fp32"', 'precision = "fp8"', ["target.precision", "expected one of fp32", "fp8"]),
+        ('precision = "fp32"', 'precision = "fp8"', ["target.precision", "expected one of fp32, int8, int4", "fp8"]),
+        (
+            'precision = "fp32"',
+            'precision = "fp16"',
+            ["target.precision", "fp16", "CPU provider has no product in fp16"],
+        ),
+        ("[limits]", 'precision = "int8"\n[limits]', ["draft.precision: expected fp32", "shares its weights"]),
+        ("[limits]", "vocabulary = 0\n[limits]", ["draft.vocabulary: expected at least 1, found 0"]),
         ('source = "model.gguf"', 'source = ""', ["target.source"]),
         ('source = "model.gguf"', "", ["target.source: missing"]),
         ('source = "model.gguf"', "source = 3", ["target.source: expected a string, found 3"]),
@@ -189,8 +196,16 @@ def test_a_bad_option_is_named_as_the_option() -> None:
     assert "--draft: " in message_of(None, {"target": "x", "draft": "layers:1,1"})
 
 
-def test_a_draft_precision_without_a_draft_is_refused() -> None:
-    assert "draft.source: missing" in message_of(None, {"target": "x", "draft_precision": "fp32"})
+@pytest.mark.parametrize("option", [{"draft_precision": "fp32"}, {"draft_vocabulary": 100}])
+def test_an_option_for_a_draft_without_a_draft_is_refused(option: dict[str, str | int | None]) -> None:
+    assert "draft.source: missing" in message_of(None, {"target": "x", **option})
+
+
+def test_a_draft_has_the_target_s_precision_unless_it_names_its_own() -> None:
+    options: dict[str, str | int | None] = {"target": "a.gguf", "draft": "b.gguf", "precision": "int4"}
+    assert read_recipe(None, options).draft == DraftRecipe("b.gguf", (), "int4")
+    options |= {"draft_precision": "int8", "draft_vocabulary": 500}
+    assert read_recipe(None, options).draft == DraftRecipe("b.gguf", (), "int8", 500)
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
@@ -235,6 +250,9 @@ def test_the_key_changes_with_all_that_changes_the_engines_and_with_nothing_else
         key(recipe, draft="d"),
         key(replace(recipe, draft=None)),
         key(replace(recipe, draft=DraftRecipe(None, (1,), "fp32"))),
+        key(replace(recipe, draft=DraftRecipe(None, (1, 3), "int8"))),
+        key(replace(recipe, draft=DraftRecipe(None, (1, 3), "fp32", 100))),
+        key(replace(recipe, target=replace(recipe.target, precision="int4"))),
         key(replace(recipe, limits=replace(recipe.limits, batch=3))),
         key(replace(recipe, limits=replace(recipe.limits, context=65))),
         key(replace(recipe, limits=replace(recipe.limits, draft_length=5))),

@@ -22,13 +22,28 @@ _COMMON = {
 }
 
 
-def tiny_llama(folder: Path, *, query_heads: int = 6, kv_heads: int = 2, tied: bool = False, seed: int = 0) -> Path:
+def tiny_llama(
+    folder: Path,
+    *,
+    query_heads: int = 6,
+    kv_heads: int = 2,
+    hidden: int = 48,
+    intermediate: int = 80,
+    tied: bool = False,
+    seed: int = 0,
+) -> Path:
     """A Llama of three layers, grouped heads unless `kv_heads` equals `query_heads`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     heads = {"num_attention_heads": query_heads, "num_key_value_heads": kv_heads, "head_dim": 8}
-    config = LlamaConfig(**_COMMON, **heads, tie_word_embeddings=tied)
+    widths = {"hidden_size": hidden, "intermediate_size": intermediate}
+    config = LlamaConfig(**{**_COMMON, **widths}, **heads, tie_word_embeddings=tied)
     return _save(LlamaForCausalLM(config), folder, seed)
+
+
+def tiny_llama_of_whole_blocks(folder: Path, *, tied: bool = False, seed: int = 0) -> Path:
+    """A Llama whose products all have inner sizes that are multiples of 32, as 4-bit weights need them."""
+    return tiny_llama(folder, query_heads=8, hidden=64, intermediate=96, tied=tied, seed=seed)
 
 
 def tiny_qwen2(folder: Path, *, tied: bool = True, seed: int = 0) -> Path:
