@@ -87,7 +87,7 @@ class Scheduler:
         try:
             if verdict.tokens:
                 chunk = row.commit(verdict)
-                self._loop.commit(index, chunk.token_ids)
+                self._loop.commit(index, row, chunk.token_ids, verdict)
         except BaseException as error:  # half committed: this row cannot go on, the others can
             row.error = error
             if not isinstance(error, Exception):
