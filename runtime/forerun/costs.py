@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import platform
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ import platformdirs
 from forerun.schema import SchemaError, parse
 
 MEASURED_TOKENS = (1, 2, 3, 5, 8, 12, 17, 24)
-REPEATS = 3
+REPEATS = 4
 """Timed calls of each kind after one that warms up; the kinds take turns, so that a busy moment falls on all."""
 
 
@@ -86,7 +85,7 @@ Calls = Mapping[str, Mapping[int, Callable[[], None]]]
 
 
 def measure(calls: Calls) -> Costs:
-    """Time every call; medians of `REPEATS`."""
+    """Time every call; the fastest of `REPEATS`, which other work on the machine has disturbed least."""
     seconds: dict[tuple[str, int], list[float]] = {}
     for repeat in range(REPEATS + 1):
         for name, by_tokens in calls.items():
@@ -98,7 +97,7 @@ def measure(calls: Calls) -> Costs:
     curves = {
         name: Curve(
             tuple(sorted(by_tokens)),
-            tuple(statistics.median(seconds[name, tokens]) for tokens in sorted(by_tokens)),
+            tuple(min(seconds[name, tokens]) for tokens in sorted(by_tokens)),
         )
         for name, by_tokens in calls.items()
     }

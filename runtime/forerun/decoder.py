@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ from forerun.controls import Controls
 from forerun.costs import CostFile, Costs, measure
 from forerun.directory import EngineDirectory
 from forerun.draft import Draft, ModelDraft
+from forerun.engine import Engine
 from forerun.errors import RequestError
 from forerun.loop import Loop
 from forerun.manifest import ModelRecord
@@ -76,19 +78,13 @@ class Decoder:
         self.directory = EngineDirectory.open(Path(path))
         self.manifest = manifest = self.directory.manifest
         self.backend = open_backend(manifest.backend.name, manifest.backend.device, threads=threads)
-        self.tokenizer = Tokenizer.open(
-            self.directory.path,
-            end_tokens=manifest.tokenizer.end_tokens,
-            bos_token=manifest.tokenizer.bos_token,
-            eos_token=manifest.tokenizer.eos_token,
-        )
-        graphs = {name: self.backend.load(self.directory.file(file)) for name, file in manifest.sampling.items()}
-        sampler = Sampler(graphs, self.backend)
-        self.target = self._load(manifest.target)
-        self.draft: ModelDraft | None = None
-        if load_draft and manifest.draft is not None:
-            self.draft = ModelDraft(self._load(manifest.draft), sampler, self.backend)
-        self._sampler = sampler
+        with ThreadPoolExecutor() as pool:  # each is the work of one thread, most of it packing weights
+            target = pool.submit(self._load, manifest.target)
+            draft = pool.submit(self._load, manifest.draft) if load_draft and manifest.draft is not None else None
+            tokenizer, graphs = pool.submit(self._open_tokenizer), pool.submit(self._load_sampling)
+        self.target, self.tokenizer = target.result(), tokenizer.result()
+        self._sampler = sampler = Sampler(graphs.result(), self.backend)
+        self.draft = ModelDraft(draft.result(), sampler, self.backend) if draft is not None else None
         drafts: list[Draft] = [NgramDraft(self.backend), *([self.draft] if self.draft is not None else [])]
         by_name = {draft.name: draft for draft in drafts}
         planner = Planner(by_name, lambda: self.costs)
@@ -108,6 +104,18 @@ class Decoder:
             costs = measure(calls_of_a_round(self.backend, self.target, draft, self._sampler, draft_length=longest))
             kept.write(costs)
         return costs
+
+    def _open_tokenizer(self) -> Tokenizer:
+        record = self.manifest.tokenizer
+        return Tokenizer.open(
+            self.directory.path,
+            end_tokens=record.end_tokens,
+            bos_token=record.bos_token,
+            eos_token=record.eos_token,
+        )
+
+    def _load_sampling(self) -> Mapping[str, Engine]:
+        return {name: self.backend.load(self.directory.file(file)) for name, file in self.manifest.sampling.items()}
 
     def _load(self, record: ModelRecord) -> CachedModel:
         graph = self.directory.file(record.graph)

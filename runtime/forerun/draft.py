@@ -53,6 +53,9 @@ class Draft(Protocol):
     def end(self, row: int, last: int, *, clear: bool = False) -> None:
         """Row `row` has ended; the sequence of row `last` takes its place. `clear`: what it held may be no number."""
 
+    def trim(self, rows: int, slots: int) -> None:
+        """The batch has `rows` rows of up to `slots` tokens: give back memory beyond that."""
+
     def release(self) -> None:
         """No sequence is left: let go of memory."""
 
@@ -179,6 +182,10 @@ class ModelDraft:
         """See `Draft.end`."""
         self.model.cache.end(row, last, clear=clear)
         end_row(self._sequences, row, last)
+
+    def trim(self, rows: int, slots: int) -> None:
+        """See `Draft.trim`."""
+        self.model.cache.trim(rows, slots)
 
     def release(self) -> None:
         """See `Draft.release`."""

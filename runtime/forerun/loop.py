@@ -10,11 +10,13 @@ Tokens, logits, p and q stay in device tensors from the first draft step to the 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 from forerun.draft import Draft
 from forerun.edits import NO_EDITS, PlaceEdits
 from forerun.engine import Backend
+from forerun.errors import BackendError
 from forerun.laws import Demands
 from forerun.logprobs import read_logprobs
 from forerun.model import CachedModel, Shape
@@ -134,6 +136,17 @@ class Loop:
         self.target.cache.end(index, last, clear=clear)
         for draft in self.drafts.values():
             draft.end(index, last, clear=clear)
+
+    def trim(self, rows: Sequence[Row]) -> None:
+        """Give back memory that these rows, the only ones of the batch, are far from needing."""
+        slots = max((len(row.tokens) for row in rows), default=0) + self.draft_length
+        with contextlib.suppress(BackendError):  # no room for the smaller copy: another time
+            self.target.cache.trim(len(rows), slots)
+            for draft in self.drafts.values():
+                draft.trim(len(rows), slots)
+        if self._workspace is not None and self._workspace.rows >= 4 * max(len(rows), 1):
+            self.sampler.forget()
+            self._workspace = None
 
     def release(self) -> None:
         """Let go of caches and working memory; the next sequence takes new ones."""

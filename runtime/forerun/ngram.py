@@ -82,6 +82,9 @@ class NgramDraft:
         """See `Draft.end`."""
         end_row(self._sequences, row, last)
 
+    def trim(self, rows: int, slots: int) -> None:
+        """Nothing to do: what a row knows goes with it."""
+
     def release(self) -> None:
         """See `Draft.release`."""
         self._sequences.clear()

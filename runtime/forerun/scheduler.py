@@ -49,6 +49,8 @@ class Scheduler:
             for row in self.rows:
                 row.error = row.error or error
         self._release_ended()
+        if not self._waiting:
+            self._loop.trim(self.rows)
 
     def _admit(self) -> None:
         while self._waiting and len(self.rows) < self.max_rows:

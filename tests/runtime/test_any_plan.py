@@ -14,7 +14,7 @@ from helpers.joint_law import p_value
 from helpers.random_plans import plan_at_random
 from helpers.table_models import TablePair, engine_directory, random_model, table_pair
 
-VOCABULARY, CONTEXT, POSITIONS, ROWS = 4, 12, 3, 4_000
+VOCABULARY, CONTEXT, POSITIONS, ROWS = 4, 12, 3, 2_000
 PROMPT = [1, 2, 1, 3, 1, 2]  # matches itself, in two ways
 SIGNIFICANCE = 1e-3
 
