@@ -11,6 +11,7 @@ Tokens, logits, p and q stay in device tensors from the first draft step to the 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 
 from forerun.draft import Draft
@@ -62,6 +63,7 @@ class Loop:
 
     def round(self, rows: Sequence[Row]) -> list[Verdict]:
         """One round for rows 0 .. n-1 of the batch: what each of them is to commit."""
+        started = time.perf_counter()
         plan = self.planner.plan(dict(enumerate(rows)))
         demands = Demands.of(rows)
         tensors = self._tensors(len(rows), plan.width)
@@ -69,7 +71,9 @@ class Loop:
         for name in plan.drafts:
             self.drafts[name].propose(rows, plan.lengths(name), demands, tensors)
         self._verify(rows, tensors)
-        return self._accept(rows, plan.choices, demands, tensors)
+        verdicts = self._accept(rows, plan.choices, demands, tensors)
+        self.planner.observe(rows, plan, time.perf_counter() - started)
+        return verdicts
 
     def _verify(self, rows: Sequence[Row], tensors: RoundTensors) -> None:
         """The target's logits behind the pending token and behind every proposal."""
