@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import platformdirs
 
@@ -45,8 +46,7 @@ class Curve:
         return low_s + slope * max(tokens - low, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class RoundShape:
+class RoundShape(NamedTuple):
     """What the time of a round depends on: steps of the draft model, and proposals of the row that has most of them."""
 
     rows: int
@@ -104,15 +104,22 @@ class RunningCosts:
         self._measured = measured
         self._level = 0.0  # logarithm of the time that rounds take, over what was measured
         self._corrections: dict[tuple[int, int], float] = {}  # by steps and width: logarithms beyond the level
+        self._known: dict[RoundShape, float] = {}  # asked for again and again, in every round
 
     def round_s(self, shape: RoundShape) -> float:
         """Seconds that a round of this shape is expected to take, where the machine is as it was measured."""
-        return self._measured.round_s(shape) * math.exp(self._corrections.get((shape.steps, shape.width), 0.0))
+        correction = self._corrections.get((shape.steps, shape.width))
+        return self._measured_s(shape) if correction is None else self._measured_s(shape) * math.exp(correction)
+
+    def _measured_s(self, shape: RoundShape) -> float:
+        if (seconds := self._known.get(shape)) is None:
+            seconds = self._known[shape] = self._measured.round_s(shape)
+        return seconds
 
     def observe(self, shape: RoundShape, seconds: float) -> None:
         """A round of this shape has taken `seconds`. What other shapes once took fades: it may have been chance."""
         key, limit = (shape.steps, shape.width), self.LARGEST_SURPRISE
-        ratio = math.log(seconds / self._measured.round_s(shape))
+        ratio = math.log(seconds / self._measured_s(shape))
         correction = self._corrections.get(key, 0.0)
         surprise = max(-limit, min(ratio - self._level - correction, limit))
         self._level += self.GAIN * max(-limit, min(ratio - self._level, limit))
