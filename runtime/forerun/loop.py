@@ -116,9 +116,11 @@ class Loop:
         if tensors.draft_length == 0:
             self.sampler.draw(shaped, tensors, demands)
             return [(0, token) for token in read(tensors.next_token)]
+        drawn = [choice.draft is not None and not self.drafts[choice.draft].points for choice in choices]
+        # A row without proposals takes the graph that runs anyway: any of its law's will do.
         graphs = [
-            demands.law_of(row).verification(points=self._points(choice))
-            for row, choice in zip(rows, choices, strict=True)
+            demands.law_of(row).verification(points=not (drawn[index] or (choice.draft is None and any(drawn))))
+            for index, (row, choice) in enumerate(zip(rows, choices, strict=True))
         ]
         decided: dict[int, tuple[int, int]] = {}
         for graph in dict.fromkeys(graphs):
@@ -126,9 +128,6 @@ class Loop:
             found = list(zip(read(tensors.accepted), read(tensors.next_token), strict=True))
             decided |= {index: found[index] for index in range(len(rows)) if graphs[index] == graph}
         return [decided[index] for index in range(len(rows))]
-
-    def _points(self, choice: Choice) -> bool:
-        return choice.draft is not None and self.drafts[choice.draft].points
 
     def commit(self, index: int, row: Row, tokens: Sequence[int], verdict: Verdict) -> None:
         """Row `index` has emitted these tokens, by this verdict."""
