@@ -28,6 +28,7 @@ from forerun_export.progress import Report, silent
 __all__ = ["BASELINES", "BenchReport", "Choice", "Settings", "bench", "check_outputs", "default_threads"]
 
 PLOT_SUFFIXES = (".png", ".svg", ".html")
+QUIET = 0.03  # the share of the processors that an idle system takes at the most
 SPARE_MEMORY = 0.9  # the share of what is free that workers may plan with
 
 
@@ -55,6 +56,11 @@ def bench(
         notes.append(
             f"the engines did not fit into memory together and ran in {measured.groups} groups, one after the other: "
             "between groups the machine may have changed"
+        )
+    disturbed = max((share for share in measured.others_shares if share is not None), default=0.0)
+    if disturbed > QUIET:
+        notes.append(
+            f"other processes took {disturbed:.0%} of the processors during the runs: trust ratios, and repeat it alone"
         )
     return BenchReport(
         directory=str(path),

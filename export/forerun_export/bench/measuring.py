@@ -1,15 +1,19 @@
 """The runs themselves: every engine in turn for every prompt, so that what else the machine does hits all alike."""
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from forerun_export.bench.disturbance import Disturbance
 from forerun_export.bench.engines import Engine, Line
 from forerun_export.bench.processes import Loaded, Worker, WorkerError, WorkerSpec, waves
 from forerun_export.bench.runs import Run, Task
 from forerun_export.progress import Report, silent
 
 WARM_UP_TOKENS = 16
+SETTLE_S = 0.1
+"""Pause before each run: a thread pool spins for some 50 ms behind its last task, on the next engine's processors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +45,17 @@ class TokenPrompt:
 
 @dataclass
 class Measured:
-    """What came of it. `failed` tells why an engine is missing, or missing from some prompt on; earlier runs stay."""
+    """What came of it.
+
+    `failed` tells why an engine is missing, or missing from some prompt on; earlier runs stay. `others_shares`: of the
+    processors, by group, what other processes took during its runs.
+    """
 
     runs: list[Run] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     loaded: dict[str, Loaded] = field(default_factory=dict)
     peak_bytes: dict[str, int | None] = field(default_factory=dict)
+    others_shares: list[float | None] = field(default_factory=list)
     groups: int = 1
 
     def of(self, engine: str, category: str | None = None) -> list[Run]:
@@ -103,9 +112,11 @@ class _Group:
                 self._report("Warming up", number, len(self._engines))
                 self._warm_up(engine)
             turns = list(self._turns())
+            disturbance = Disturbance([worker.process.pid for worker in self._workers.values()])
             for number, (prompt, engine) in enumerate(turns):
                 self._report("Measuring", number, len(turns))
                 self._measure(prompt, engine)
+            self._measured.others_shares.append(disturbance.share())
             self._measured.peak_bytes |= {name: worker.peak_bytes for name, worker in self._workers.items()}
 
     def _load(self, worker: Worker) -> None:
@@ -135,6 +146,7 @@ class _Group:
     def _measure(self, prompt: int, engine: Engine) -> None:
         if engine.name in self._measured.failed:
             return
+        time.sleep(SETTLE_S)
         try:
             output = self._workers[engine.worker].decode(self._task(prompt, engine, self._settings.max_new_tokens))
         except WorkerError as error:

@@ -10,7 +10,7 @@ import onnxruntime
 import torch
 from optimum.onnxruntime import ORTModelForCausalLM
 
-from forerun.errors import ExportError
+from forerun.errors import ExportError, ForerunError
 from forerun_export.bench.generating import generate, set_end_tokens
 from forerun_export.bench.places import cache_folder
 from forerun_export.bench.runs import Output, Task
@@ -69,4 +69,7 @@ def export(checkpoint: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    export(sys.argv[1], Path(sys.argv[2]))
+    try:
+        export(sys.argv[1], Path(sys.argv[2]))
+    except ForerunError as error:
+        sys.exit(str(error))

@@ -132,6 +132,7 @@ class BenchReport:
             "failed": {engine.name: reason for engine, reason in self.failed.items()},
             "lossless": self.lossless,
             "groups": self.measured.groups,
+            "others_shares": self.measured.others_shares,
             "notes": list(self.notes),
             "seconds": round(self.seconds, 1),
         }
