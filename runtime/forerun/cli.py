@@ -92,7 +92,7 @@ def generate(
         raise click.UsageError("--trace shows one sample; leave out --trace or --n")
     text = _prompt(prompt, prompt_file)
     request = Request(text, make_controls(controls))
-    with Decoder(directory, threads=threads, load_draft=controls["draft"] != "none") as decoder:
+    with Decoder(directory, threads=threads, load_draft=controls["draft"] in ("auto", "model")) as decoder:
         if request.controls.n > 1:
             _show_samples(decoder.generate([request]), as_json=as_json)
             return

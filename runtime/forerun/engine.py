@@ -103,6 +103,10 @@ class Backend(Protocol):
         """Library and device, for people."""
 
     @property
+    def identity(self) -> str:
+        """Library, version, device and threads: what the time of a call depends on, beside graph and machine."""
+
+    @property
     def bytes_to_host(self) -> int:
         """Bytes that `read` has moved to the host so far."""
 

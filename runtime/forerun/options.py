@@ -77,10 +77,10 @@ _OPTIONS: Sequence[_Option] = (
     ),
     click.option(
         "--draft",
-        type=click.Choice(["auto", "model", "none"]),
+        type=click.Choice(["auto", "model", "ngram", "none"]),
         default="auto",
         show_default=True,
-        help="What proposes tokens; none is plain decoding.",
+        help="What proposes tokens: the directory's draft, the text itself, nothing, or whichever pays.",
     ),
     click.option(
         "--draft-length",
@@ -88,7 +88,7 @@ _OPTIONS: Sequence[_Option] = (
         default="auto",
         show_default=True,
         metavar="auto|N",
-        help="Tokens proposed in a round.",
+        help="Tokens proposed in a round; auto chooses them round by round.",
     ),
     _count("--logprobs", None, "With --json: log-probabilities, and those of the N most likely tokens."),
     _count("--n", 1, "Samples of the prompt, each with a seed of its own."),

@@ -38,19 +38,19 @@ class _ThreadPool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._threads: int | None = None
+        self.threads: int | None = None
 
     def share(self, threads: int | None) -> None:
         """Size the pool on first use. Raises BackendError where it exists with another size."""
         with self._lock:
-            if self._threads is None:
-                self._threads = threads or len(os.sched_getaffinity(0))
+            if self.threads is None:
+                self.threads = threads or len(os.sched_getaffinity(0))
                 # It fails where the application has made the pool itself: then that one is shared.
                 with contextlib.suppress(Exception):
-                    onnxruntime.set_global_thread_pool_sizes(self._threads, 1)
-            elif threads not in (None, self._threads):
+                    onnxruntime.set_global_thread_pool_sizes(self.threads, 1)
+            elif threads not in (None, self.threads):
                 raise BackendError(
-                    f"threads={threads}: this process already runs {self._threads}, in one pool for all decoders; "
+                    f"threads={threads}: this process already runs {self.threads}, in one pool for all decoders; "
                     "give the number when the first one is opened"
                 )
 
@@ -114,6 +114,7 @@ class OnnxRuntimeBackend:
 
     def __init__(self, *, threads: int | None = None) -> None:
         THREAD_POOL.share(threads)
+        self.identity = f"{self.name} {onnxruntime.__version__}, {THREAD_POOL.threads} threads"
         self.bytes_to_host = 0
         self.engine_s = 0.0
         self.seconds_by_graph: dict[Path, float] = {}
