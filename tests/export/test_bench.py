@@ -51,7 +51,7 @@ def benched(pair: TablePair, choice: Choice, **settings: Any) -> BenchReport:
 
 @pytest.fixture(scope="module")
 def greedy(pair: TablePair) -> BenchReport:
-    return benched(pair, Choice(baselines=(), sweep=(0, 2)), repeats=2)
+    return benched(pair, Choice(baselines=(), draft_length=3, sweep=(0, 2)), repeats=2)
 
 
 def test_every_engine_ran_every_prompt_as_often_as_asked(greedy: BenchReport) -> None:
@@ -64,7 +64,7 @@ def test_every_engine_ran_every_prompt_as_often_as_asked(greedy: BenchReport) ->
 def test_outputs_are_those_of_the_decoder_and_lossless(pair: TablePair, greedy: BenchReport) -> None:
     with pair.open() as decoder:
         expected = [decoder.generate(p.text, max_new_tokens=NEW_TOKENS, draft="none").token_ids for p in PROMPTS]
-    for engine in (PLAIN, "forerun-model"):
+    for engine in (PLAIN, "forerun-model", "forerun-ngram", "forerun-auto", "forerun-model-2"):
         assert all(run.output.tokens == expected[run.prompt] for run in greedy.measured.of(engine))
     found = greedy.summaries["all", "forerun-model"].lossless
     assert (found.status, found.equal, found.texts) == ("equal", 3, 3)
@@ -82,8 +82,24 @@ def test_rounds_tell_what_was_proposed_and_where_the_time_went(greedy: BenchRepo
     assert (greedy.summaries["all", "forerun-model"].tokens_per_target_call or 0) > 1
 
 
+def test_rounds_are_shared_out_over_the_drafts_that_proposed(greedy: BenchReport) -> None:
+    for engine, others in (("forerun-model", {"ngram"}), ("forerun-ngram", {"model"}), (PLAIN, {"model", "ngram"})):
+        shares = greedy.summaries["all", engine].rounds_by_draft
+        assert shares is not None
+        assert sum(shares.values()) == pytest.approx(1)
+        assert not others & shares.keys()
+    assert "model" in (greedy.summaries["all", "forerun-model"].rounds_by_draft or {})
+
+
+def test_what_an_adaptive_engine_goes_by_is_told(greedy: BenchReport) -> None:
+    told = {one["name"]: one["profile"] for one in greedy.to_json()["engines"]}
+    assert told[PLAIN] is None
+    assert len(told["forerun-auto"]["target_s"]) == 9
+    assert min(told["forerun-auto"]["target_s"]) > 0
+
+
 def test_the_sweep_shows_each_fixed_length_but_no_bar(greedy: BenchReport) -> None:
-    assert {(point.draft, point.draft_length) for point in greedy.sweep} == {("model", 2)}
+    assert {(point.draft, point.draft_length) for point in greedy.sweep} == {("model", 2), ("ngram", 2)}
     assert {point.category for point in greedy.sweep} == {"chat", "code", "all"}
     assert not any(engine.swept for engine in greedy.shown)
 
@@ -91,7 +107,7 @@ def test_the_sweep_shows_each_fixed_length_but_no_bar(greedy: BenchReport) -> No
 def test_each_engine_has_a_process_and_its_memory(greedy: BenchReport) -> None:
     data = greedy.to_json()
     told = {one["name"]: one for one in data["engines"] if one["available"]}
-    assert {PLAIN, "forerun-model", "forerun-auto"} <= told.keys()
+    assert told.keys() == {PLAIN, "forerun-model", "forerun-ngram", "forerun-auto"}
     assert all(one["peak_bytes"] > 10**7 and not one["shares_process"] for one in told.values())
 
 
@@ -108,7 +124,14 @@ KEYS = {
 }
 SUMMARY_KEYS = {
     *("engine", "prompts", "tokens", "tokens_per_s", "speed_ups", "first_token_s", "prefill_tokens_per_s"),
-    *("token_s", "tokens_per_target_call", "acceptance_by_position", "mean_draft_length", "lossless"),
+    *(
+        "token_s",
+        "tokens_per_target_call",
+        "acceptance_by_position",
+        "mean_draft_length",
+        "rounds_by_draft",
+        "lossless",
+    ),
 }
 
 
@@ -219,8 +242,8 @@ def test_engines_take_turns_and_each_begins_once_in_a_while(pair: TablePair, mon
 
     monkeypatch.setattr(Worker, "decode", watched)
     benched(pair, Choice(baselines=()))
-    measured = [name for name in order if name != "forerun-ngram"][-3 * len(PROMPTS) :]
-    turns = [measured[start : start + 3] for start in range(0, len(measured), 3)]
+    measured = order[-4 * len(PROMPTS) :]  # behind the warm-up
+    turns = [measured[start : start + 4] for start in range(0, len(measured), 4)]
     assert all(sorted(turn) == sorted(turns[0]) for turn in turns)
     assert len({turn[0] for turn in turns}) > 1
 

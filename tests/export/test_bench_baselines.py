@@ -145,7 +145,7 @@ def test_a_whole_benchmark_with_other_libraries(engines: Path) -> None:
     choice = Choice(baselines=("torch", "torch-assisted"))
     prompts = [BenchPrompt("a", "one two"), BenchPrompt("b", "three")]
     found = bench(engines, prompts, settings=Settings(max_new_tokens=10), choice=choice)
-    assert {engine.name for engine in found.failed} <= {"forerun-ngram"}
+    assert found.failed == {}
     agreed = {name: one.lossless for (category, name), one in found.summaries.items() if category == "all"}
     assert agreed["torch"].as_forerun_plain == agreed["torch"].texts == 2
     assert (agreed["torch-assisted"].status, agreed["torch-assisted"].equal) == ("equal", 2)

@@ -16,7 +16,8 @@ FIRST_S = 0.5
 
 def one_round(at_s: float, accepted: int, proposed: int, seconds: Mapping[str, float] | None = None) -> Round:
     """A round that emits accepted + 1 tokens."""
-    return Round(at_s, accepted + 1, proposed, accepted, seconds or {"target": 0.0, "draft": 0.0, "sampling": 0.0})
+    spent = seconds or {"target": 0.0, "draft": 0.0, "sampling": 0.0}
+    return Round(at_s, accepted + 1, proposed, accepted, "model" if proposed else None, spent)
 
 
 def made_run(

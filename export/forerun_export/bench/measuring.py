@@ -2,8 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from forerun_export.bench.disturbance import Disturbance
 from forerun_export.bench.engines import Engine, Line
@@ -18,7 +19,7 @@ SETTLE_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The same for all engines. Prompt number i is sampled with the seed `seed` + i."""
+    """The same for all engines. Prompt number i is sampled with the seed `seed` + i, where a seed does not fix K."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -55,6 +56,7 @@ class Measured:
     failed: dict[str, str] = field(default_factory=dict)
     loaded: dict[str, Loaded] = field(default_factory=dict)
     peak_bytes: dict[str, int | None] = field(default_factory=dict)
+    profiles: dict[str, Mapping[str, Any] | None] = field(default_factory=dict)
     others_shares: list[float | None] = field(default_factory=list)
     groups: int = 1
 
@@ -117,7 +119,9 @@ class _Group:
                 self._report("Measuring", number, len(turns))
                 self._measure(prompt, engine)
             self._measured.others_shares.append(disturbance.share())
-            self._measured.peak_bytes |= {name: worker.peak_bytes for name, worker in self._workers.items()}
+            for name, worker in self._workers.items():
+                self._measured.peak_bytes[name] = worker.peak_bytes
+                self._measured.profiles[name] = worker.profile
 
     def _load(self, worker: Worker) -> None:
         name = worker.spec.name

@@ -36,7 +36,6 @@ class Loaded:
 
     load_s: float
     load_peak_bytes: int | None
-    profile: Mapping[str, Any] | None
 
 
 class Worker:
@@ -45,6 +44,7 @@ class Worker:
     def __init__(self, spec: WorkerSpec, *, threads: int) -> None:
         self.spec = spec
         self.peak_bytes: int | None = None
+        self.profile: Mapping[str, Any] | None = None
         self._messages = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - see close
         self.process = subprocess.Popen(
             [sys.executable, "-m", "forerun_export.bench.worker"],
@@ -63,7 +63,7 @@ class Worker:
     def decode(self, task: Task) -> Output:
         """Decode one prompt. Raises WorkerError."""
         answer = self._ask(task.to_json())
-        self.peak_bytes = answer["peak_bytes"]
+        self.peak_bytes, self.profile = answer["peak_bytes"], answer["profile"]
         return Output.from_json(answer["output"])
 
     def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:

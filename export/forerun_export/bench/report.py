@@ -150,7 +150,7 @@ class BenchReport:
             "load_peak_bytes": loaded and loaded.load_peak_bytes,
             "peak_bytes": self.measured.peak_bytes.get(engine.worker),
             "shares_process": self.shares_process(engine),
-            "profile": loaded and loaded.profile,
+            "profile": self.measured.profiles.get(engine.worker),
         }
 
 

@@ -10,7 +10,7 @@ PHASES = ("target", "draft", "sampling")
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One prompt to decode. `draft` and `draft_length` mean something to forerun only; None is an adaptive K."""
+    """One prompt to decode. `law`, `draft` and `draft_length` mean something to forerun only; None is an adaptive K."""
 
     tokens: Sequence[int]
     max_new_tokens: int
@@ -30,13 +30,15 @@ class Round:
     """One call of the target and what led to it.
 
     `at_s`: seconds from the request until its tokens were there. `proposed`, `accepted`: of the draft's tokens; None
-    where the library does not tell. `seconds`: inside the engines of PHASES; None where that is not known.
+    where the library does not tell. `draft` proposed; None where nothing was proposed, or where that is not known.
+    `seconds`: inside the engines of PHASES; None where that is not known.
     """
 
     at_s: float
     tokens: int
     proposed: int | None = None
     accepted: int | None = None
+    draft: str | None = None
     seconds: Mapping[str, float] | None = None
 
 

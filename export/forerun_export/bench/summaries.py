@@ -1,5 +1,6 @@
 """What is reported of an engine in a category, from its runs."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from forerun_export.bench.engines import PLAIN, Engine
 from forerun_export.bench.lossless import Lossless, lossless
 from forerun_export.bench.measuring import Measured, Settings
-from forerun_export.bench.runs import Run, median_runs
+from forerun_export.bench.runs import Round, Run, median_runs
 from forerun_export.bench.statistics import Estimate, percentile, rate, speed_up
 
 REFERENCES = (PLAIN, "torch")
@@ -23,6 +24,8 @@ class Summary:
     prefill_tokens_per_s: prompt tokens over that time.
     token_s: of a token its share of its round, median and 95th percentile over tokens.
     acceptance: of the rounds that proposed a token at a place, the share that kept it.
+    draft_length: mean K of all rounds. rounds_by_draft: the share of rounds in which each draft proposed; `none` is the
+    share in which nothing was.
     """
 
     engine: str
@@ -36,6 +39,7 @@ class Summary:
     tokens_per_target_call: float | None
     acceptance: Sequence[float] | None
     draft_length: float | None
+    rounds_by_draft: Mapping[str, float] | None
     lossless: Lossless
 
     def to_json(self) -> dict[str, Any]:
@@ -52,6 +56,7 @@ class Summary:
             "tokens_per_target_call": self.tokens_per_target_call,
             "acceptance_by_position": self.acceptance and list(self.acceptance),
             "mean_draft_length": self.draft_length,
+            "rounds_by_draft": self.rounds_by_draft and dict(self.rounds_by_draft),
             "lossless": self.lossless.to_json(),
         }
 
@@ -77,8 +82,14 @@ def summary(engine: Engine, measured: Measured, settings: Settings, category: st
         tokens_per_target_call=sum(one.tokens for one in rounds) / len(rounds),
         acceptance=acceptance_by_position(runs),
         draft_length=sum(proposed) / len(proposed) if proposed else None,
+        rounds_by_draft=_rounds_by_draft(rounds) if proposed else None,
         lossless=lossless(engine, measured, settings, category),
     )
+
+
+def _rounds_by_draft(rounds: Sequence[Round]) -> dict[str, float]:
+    counts = Counter(one.draft or "none" for one in rounds)
+    return {draft: count / len(rounds) for draft, count in counts.most_common()}
 
 
 def _speed_ups(runs: Sequence[Run], measured: Measured, category: str | None) -> Iterator[tuple[str, Estimate]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import forerun
+from forerun.costs import Costs
 from forerun_export.bench.runs import PHASES, Output, Round, Task
 
 
@@ -16,7 +17,7 @@ class System(Protocol):
         """Decode one prompt. Raises ForerunError for what this system cannot do."""
 
     def profile(self) -> Mapping[str, Any] | None:
-        """What the system itself believes its calls to cost, for the report; None where it has no such numbers."""
+        """What the system believes its calls to cost, for the report; None where it goes by no such numbers."""
 
 
 def open_system(kind: str, arguments: Mapping[str, Any]) -> System:
@@ -49,7 +50,7 @@ class ForerunSystem:
             list(task.tokens),
             max_new_tokens=task.max_new_tokens,
             temperature=task.temperature,
-            seed=task.seed,
+            seed=task.seed if task.law == "coupled" else None,  # under other laws a seed would keep K from adapting
             law=task.law,
             draft=task.draft,
             draft_length=task.draft_length,
@@ -62,7 +63,7 @@ class ForerunSystem:
             tokens += chunk.token_ids
             proposed = chunk.accepted + len(chunk.rejected)
             taken = {phase: now[phase] - before[phase] for phase in PHASES}
-            rounds.append(Round(at_s, len(chunk.token_ids), proposed, chunk.accepted, taken))
+            rounds.append(Round(at_s, len(chunk.token_ids), proposed, chunk.accepted, chunk.draft, taken))
             before = now
         return Output(tuple(tokens), tuple(rounds))
 
@@ -74,12 +75,12 @@ class ForerunSystem:
         return sums
 
     def profile(self) -> Mapping[str, Any] | None:
-        """The costs that the adaptive K goes by: seconds of one call by its tokens."""
-        costs = getattr(self._decoder, "costs", None)
+        """The costs that the adaptive K goes by, where it was asked for: seconds of a call with 1, 2, .. tokens."""
+        costs: Costs | None = vars(self._decoder).get("costs")  # it is measured when it is first looked at
         if costs is None:
             return None
-        rows = range(1, self._decoder.manifest.limits.draft_length + 2)
+        counts = range(1, self._decoder.manifest.limits.draft_length + 2)
         return {
-            "target_s": [costs.target_s(count) for count in rows],
-            "draft_s": [costs.draft_s(count) for count in rows],
+            "target_s": [costs.target_s(count) for count in counts],
+            "draft_s": [costs.draft_s(count) for count in counts],
         }

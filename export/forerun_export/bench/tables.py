@@ -1,7 +1,7 @@
 """The tables of a report, as text and as HTML."""
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -13,6 +13,7 @@ from forerun_export.bench.report import BenchReport
 from forerun_export.bench.statistics import Estimate
 from forerun_export.bench.summaries import REFERENCES, Summary
 
+RESTS = 0.5  # from this share of rounds without a proposal on it is said
 WIDTH = 168  # where there is no terminal that has one
 
 
@@ -55,11 +56,24 @@ def remarks(report: BenchReport) -> Iterator[str]:
     for engine, reason in report.failed.items():
         yield f"{engine.label}: {'incomplete' if report.measured.of(engine.name) else 'not available'}: {reason}"
     yield from report.notes
+    yield from _resting(report)
     ours = [engine.name for engine in report.shown if engine.is_forerun and not engine.is_plain]
     for how in dict.fromkeys(one.lossless.how for (_, name), one in report.summaries.items() if name in ours):
         yield f"lossless: {how}"
     if not report.lossless:
         yield "SPECULATION CHANGED A TOKEN: `forerun certify` tells a tie from a bug"
+
+
+def _resting(report: BenchReport) -> Iterator[str]:
+    """Where an adaptive K mostly chose not to speculate."""
+    for engine in report.shown:
+        if not (engine.is_forerun and engine.draft != "none" and engine.draft_length is None):
+            continue
+        for category in report.categories:
+            one = report.summaries.get((category, engine.name))
+            rest = (one.rounds_by_draft or {}).get("none", 0.0) if one else 0.0
+            if rest > RESTS:
+                yield f"{engine.label}, {category}: nothing proposed in {rest:.0%} of rounds, as it would not have paid"
 
 
 def _category(report: BenchReport, category: str) -> Grid:
@@ -113,6 +127,7 @@ def _predictions(report: BenchReport) -> Grid:
                 category,
                 labels[name],
                 _number(one.mean_draft_length, 1),
+                _shares(report.summaries[category, name].rounds_by_draft),
                 _number(one.acceptance, 2),
                 f"{one.expected_tokens:.2f} / {one.tokens:.2f}",
                 f"{one.predicted:.2f}",
@@ -127,6 +142,7 @@ def _predictions(report: BenchReport) -> Grid:
             "category",
             "engine",
             "K",
+            "rounds by draft",
             "a",
             "tokens a round, formula / seen",
             "predicted",
@@ -171,6 +187,10 @@ def interval(estimate: Estimate | None, digits: int) -> str:
 
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
+
+
+def _shares(shares: Mapping[str, float] | None) -> str:
+    return ", ".join(f"{name} {share:.0%}" for name, share in (shares or {}).items())
 
 
 def _pair(seconds: tuple[float | None, float | None]) -> str:

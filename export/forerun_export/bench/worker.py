@@ -1,9 +1,9 @@
 """The process of one system: a JSON object a line in, one a line out.
 
     in   {"kind", "arguments"}                           once
-    out  {"load_s", "load_peak_bytes", "profile"}        loaded
+    out  {"load_s", "load_peak_bytes"}                   loaded
     in   a task                                          any number of times
-    out  {"output", "peak_bytes"}                        decoded
+    out  {"output", "peak_bytes", "profile"}             decoded
     out  {"error"}                                       in place of either; what is wrong and what to do
 
 It ends when its input does. Between tasks it waits in a read, which costs the others no time.
@@ -47,11 +47,12 @@ def _load(opened: list[System], data: Mapping[str, Any]) -> dict[str, Any]:
     opened.append(open_system(data["kind"], data["arguments"]))
     loaded = {"load_s": time.perf_counter() - started, "load_peak_bytes": peak_bytes()}
     reset_peak()  # what loading takes at its worst says nothing about running
-    return {**loaded, "profile": opened[0].profile()}
+    return loaded
 
 
 def _decode(system: System, data: Mapping[str, Any]) -> dict[str, Any]:
-    return {"output": system.decode(Task(**data)).to_json(), "peak_bytes": peak_bytes()}
+    output = system.decode(Task(**data))
+    return {"output": output.to_json(), "peak_bytes": peak_bytes(), "profile": system.profile()}
 
 
 def _or_error(step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
