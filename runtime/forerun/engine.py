@@ -114,6 +114,10 @@ class Backend(Protocol):
     def engine_s(self) -> float:
         """Seconds spent inside bound calls so far."""
 
+    @property
+    def seconds_by_graph(self) -> Mapping[Path, float]:
+        """The same by the graph that ran, as it was given to `load`: target, draft and sampling stages apart."""
+
     def load(self, graph: Path, *, weights_folder: Path | None = None) -> Engine:
         """Load a graph whose external data lies in `weights_folder` (default: beside it).
 

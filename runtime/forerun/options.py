@@ -17,7 +17,8 @@ def control_options(command: Any) -> Any:
     return command
 
 
-def _draft_length(context: click.Context, parameter: click.Parameter, value: str) -> int | None:
+def draft_length(context: click.Context, parameter: click.Parameter, value: str) -> int | None:
+    """The callback of an option that is `auto` (None) or a draft length."""
     if value == "auto":
         return None
     if value.isascii() and value.isdigit():
@@ -83,7 +84,7 @@ _OPTIONS: Sequence[_Option] = (
     ),
     click.option(
         "--draft-length",
-        callback=_draft_length,
+        callback=draft_length,
         default="auto",
         show_default=True,
         metavar="auto|N",
