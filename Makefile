@@ -2,6 +2,7 @@
 # make test      everything that CI runs
 # make export    build engines; RECIPE=engines/NAME.toml picks others than the default
 # make measure   print the figures that the README shows
+# make bench     measure against other libraries, to bench.html and bench.json; PROMPTS="FILE .." picks others
 # make lint, make clean
 
 PYTHON ?= python3
@@ -12,8 +13,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 ENGINES = $(RECIPE:.toml=)
 SOURCES := runtime export tests
+PROMPTS ?= default
 
-.PHONY: demo test export lint measure clean
+.PHONY: demo test export lint measure bench clean
 
 demo: export
 	$(BIN)/forerun generate $(ENGINES) "$(PROMPT)" --trace --max-new-tokens 96
@@ -32,11 +34,15 @@ lint: $(VENV)/installed
 measure: export
 	$(BIN)/python -m forerun_export.measure $(ENGINES)
 
+bench: export
+	$(BIN)/forerun bench $(ENGINES) $(PROMPTS:%=--prompts %) --max-new-tokens 32 --sweep 0,1,2,4 \
+		--json bench.json --plot bench.html
+
 # torch comes first and pinned: a looser requirement would bring a CUDA build of several gigabytes.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[export,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[export,bench,dev]'
 	touch $@
 
 # Engines that were built stay: they are the user's. engines/NAME can be removed by hand.

@@ -1,11 +1,21 @@
 """Fixtures that many tests share: the default pair, fetched and built once, then kept (git ignores it)."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ENGINES = Path(__file__).parent.parent / "engines"
 RECIPE = ENGINES / "smollm2.toml"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where measured costs are kept: not among the user's, and in one place for commands in processes of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")

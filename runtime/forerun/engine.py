@@ -103,12 +103,20 @@ class Backend(Protocol):
         """Library and device, for people."""
 
     @property
+    def identity(self) -> str:
+        """Library, version, device and threads: what the time of a call depends on, beside graph and machine."""
+
+    @property
     def bytes_to_host(self) -> int:
         """Bytes that `read` has moved to the host so far."""
 
     @property
     def engine_s(self) -> float:
         """Seconds spent inside bound calls so far."""
+
+    @property
+    def seconds_by_graph(self) -> Mapping[Path, float]:
+        """The same by the graph that ran, as it was given to `load`: target, draft and sampling stages apart."""
 
     def load(self, graph: Path, *, weights_folder: Path | None = None) -> Engine:
         """Load a graph whose external data lies in `weights_folder` (default: beside it).

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,8 @@ class RowSnapshot:
     tokens: tuple[int, ...]
     prompt_tokens: int
     length_limit: int
-    drafts: bool
+    drafts: Sequence[str]
+    adaptive: bool
     text: str
     decoded: str  # the text of all emitted tokens
     stats: Stats
@@ -38,11 +39,11 @@ class RowSnapshot:
 
 @dataclass(frozen=True)
 class CachedPrefix:
-    """A model, and how many of a row's last committed tokens its cache need not hold yet."""
+    """A model, and how many of a row's committed tokens its cache holds."""
 
     name: str
     model: CachedModel
-    missing: int
+    cached: Callable[[RowSnapshot], int]
 
 
 def violations(decoder: Decoder) -> list[str]:
@@ -60,8 +61,7 @@ def violations(decoder: Decoder) -> list[str]:
     for row in rows:
         found += [f"row {row.index}: {fault}" for fault in (*_count_faults(row), *_length_faults(row))]
     for prefix in _cached_prefixes(decoder):
-        drafting = rows if prefix.name == "target" else [row for row in rows if row.drafts]
-        for row in drafting:
+        for row in rows if prefix.name == "target" else [row for row in rows if ModelDraft.name in row.drafts]:
             faults = _cache_faults(prefix, row, decoder.backend)
             found += [f"row {row.index}: {prefix.name} cache: {fault}" for fault in faults]
     return found
@@ -75,7 +75,8 @@ def snapshot(decoder: Decoder) -> list[RowSnapshot]:
             tokens=tuple(row.tokens),
             prompt_tokens=row.prompt_tokens,
             length_limit=row.length_limit,
-            drafts=row.draft_length > 0,
+            drafts=row.drafts,
+            adaptive=row.adaptive,
             text=row.text,
             decoded=decoder.tokenizer.decode(row.tokens[row.prompt_tokens :]),
             stats=dataclasses.replace(row.stats, accepted_by_position=list(row.stats.accepted_by_position)),
@@ -120,19 +121,26 @@ def _count_faults(row: RowSnapshot) -> Iterator[str]:
 
 
 def _cached_prefixes(decoder: Decoder) -> Iterator[CachedPrefix]:
-    yield CachedPrefix("target", decoder.target, missing=1)  # the pending token
-    if isinstance(decoder.draft, ModelDraft):
-        yield CachedPrefix("draft", decoder.draft.model, missing=2)  # its next round feeds the last two
+    yield CachedPrefix("target", decoder.target, lambda row: len(row.tokens) - 1)  # one is pending
+    if isinstance(draft := decoder.draft, ModelDraft):
+        yield CachedPrefix("draft", draft.model, lambda row: _drafts_cached(draft, row))
+
+
+def _drafts_cached(draft: ModelDraft, row: RowSnapshot) -> int:
+    """Rows whose draft is asked every round lack the last two at the most, which the next round feeds."""
+    return draft.cached(row.index) if row.adaptive else max(len(row.tokens) - 2, 0)
 
 
 def _cache_faults(prefix: CachedPrefix, row: RowSnapshot, backend: Backend) -> Iterator[str]:
-    committed = row.tokens[: max(len(row.tokens) - prefix.missing, 0)]
+    committed = row.tokens[: prefix.cached(row)]
+    if not committed:
+        return
     cache = prefix.model.cache
     if row.index >= cache.rows or len(committed) > cache.capacity:
         yield f"{cache.rows} rows of {cache.capacity} slots, too few for {len(committed)} tokens in row {row.index}"
         return
     fresh = prefix.model.with_own_cache()
-    fresh.cache.reserve(1, max(len(committed), 1))
+    fresh.cache.reserve(1, len(committed))
     fresh.prefill(0, committed)
     pairs = zip(cache.tensors(row.index, 1), fresh.cache.tensors(0, 1), strict=True)
     wrong: set[int] = set()

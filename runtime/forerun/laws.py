@@ -15,24 +15,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Law:
-    """A rule of acceptance. `verify` names its graph.
+    """A rule of acceptance. `verify` names its graph, `verify_points` that for proposals which were not drawn.
 
     `samples`: whether it draws from laws; `coupled`: whether draws are keyed races, the same in plain decoding.
     """
 
     name: str
     verify: str
+    verify_points: str
     samples: bool = True
     coupled: bool = False
+
+    def verification(self, *, points: bool) -> str:
+        """The graph that decides on proposals."""
+        return self.verify_points if points else self.verify
 
 
 LAWS: Mapping[str, Law] = {
     law.name: law
     for law in (
-        Law("residual", verify="verify-residual"),
-        Law("block", verify="verify-block"),
-        Law("coupled", verify="verify-coupled", coupled=True),
-        Law("greedy", verify="verify-greedy", samples=False),
+        Law("residual", "verify-residual", "verify-points"),
+        Law("block", "verify-block", "verify-points"),
+        Law("coupled", "verify-coupled", "verify-coupled", coupled=True),
+        Law("greedy", "verify-greedy", "verify-greedy", samples=False),
     )
 }
 GREEDY = LAWS["greedy"]

@@ -10,14 +10,18 @@ Tokens, logits, p and q stay in device tensors from the first draft step to the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
 
 from forerun.draft import Draft
 from forerun.edits import NO_EDITS, PlaceEdits
 from forerun.engine import Backend
+from forerun.errors import BackendError
 from forerun.laws import Demands
 from forerun.logprobs import read_logprobs
 from forerun.model import CachedModel, Shape
+from forerun.planning import Choice, Planner
 from forerun.randomness import Stream
 from forerun.row import Row, Verdict
 from forerun.sampling import Sampler, Shaped
@@ -31,15 +35,17 @@ class Loop:
         self,
         backend: Backend,
         target: CachedModel,
-        draft: Draft | None,
+        drafts: Mapping[str, Draft],
         sampler: Sampler,
+        planner: Planner,
         *,
         draft_length: int,
     ) -> None:
         self.backend = backend
         self.target = target
-        self.draft = draft
+        self.drafts = drafts
         self.sampler = sampler
+        self.planner = planner
         self.draft_length = draft_length  # the largest K
         self._workspace: Workspace | None = None
 
@@ -50,19 +56,24 @@ class Loop:
         """
         self.target.cache.reserve(rows, len(row.tokens))
         self.target.prefill(index, row.tokens[:-1])
-        if self.draft is not None and row.draft_length > 0:
-            self.draft.begin(index, row.tokens, rows=rows)
+        for name in row.drafts:
+            self.drafts[name].begin(index, row.tokens)
+        for name in self.planner.plan({index: row}).drafts:
+            self.drafts[name].prepare(index, row.tokens, rows=rows)
 
     def round(self, rows: Sequence[Row]) -> list[Verdict]:
         """One round for rows 0 .. n-1 of the batch: what each of them is to commit."""
-        valid = [row.proposals_wanted() for row in rows]
+        started = time.perf_counter()
+        plan = self.planner.plan(dict(enumerate(rows)))
         demands = Demands.of(rows)
-        tensors = self._tensors(len(rows), max(valid))
-        self._write_inputs(rows, valid, demands, tensors)
-        if self.draft is not None and max(valid) > 0:
-            self.draft.propose(rows, demands, tensors)
+        tensors = self._tensors(len(rows), plan.width)
+        self._write_inputs(rows, plan.lengths(), demands, tensors)
+        for name in plan.drafts:
+            self.drafts[name].propose(rows, plan.lengths(name), demands, tensors)
         self._verify(rows, tensors)
-        return self._accept(rows, valid, demands, tensors)
+        verdicts = self._accept(rows, plan.choices, demands, tensors)
+        self.planner.observe(rows, plan, time.perf_counter() - started)
+        return verdicts
 
     def _verify(self, rows: Sequence[Row], tensors: RoundTensors) -> None:
         """The target's logits behind the pending token and behind every proposal."""
@@ -74,56 +85,77 @@ class Loop:
         self.target.run(bound, [len(row.tokens) - 1 for row in rows])
 
     def _accept(
-        self, rows: Sequence[Row], valid: Sequence[int], demands: Demands, tensors: RoundTensors
+        self, rows: Sequence[Row], choices: Sequence[Choice], demands: Demands, tensors: RoundTensors
     ) -> list[Verdict]:
         width = tensors.draft_length + 1
         tokens = self.backend.read(tensors.tokens) if tensors.draft_length else []
-        proposals = [tokens[index * width + 1 : index * width + 1 + count] for index, count in enumerate(valid)]
+        proposals = [
+            tokens[index * width + 1 : index * width + 1 + choice.length] for index, choice in enumerate(choices)
+        ]
         places = _places(rows, proposals, width) if demands.edits else None
         shaped = self.sampler.shape(tensors.target, tensors, demands, places)
-        verdicts = self._verdicts(rows, proposals, demands, tensors, shaped)
+        decided = self._decided(rows, choices, demands, tensors, shaped)
+        verdicts = [
+            Verdict(proposed, accepted, following, draft=choice.draft)
+            for proposed, (accepted, following), choice in zip(proposals, decided, choices, strict=True)
+        ]
         if demands.logprobs:
             return read_logprobs(self.backend, self.sampler, shaped, tensors, demands, rows, verdicts)
         return verdicts
 
-    def _verdicts(
+    def _decided(
         self,
         rows: Sequence[Row],
-        proposals: Sequence[Sequence[int]],
+        choices: Sequence[Choice],
         demands: Demands,
         tensors: RoundTensors,
         shaped: Shaped,
-    ) -> list[Verdict]:
-        """Each row's verdict under its own law; a batch with several laws asks each of them."""
+    ) -> list[tuple[int, int]]:
+        """Each row's accepted count and next token; a batch in which several verifications decide runs each of them."""
         read = self.backend.read
         if tensors.draft_length == 0:
             self.sampler.draw(shaped, tensors, demands)
-            return [Verdict((), 0, token) for token in read(tensors.next_token)]
-        verdicts: dict[int, Verdict] = {}
-        for law in demands.laws:
-            self.sampler.verify(shaped, tensors, law)
-            accepted, following = read(tensors.accepted), read(tensors.next_token)
-            for index, row in enumerate(rows):
-                if demands.law_of(row) is law:
-                    verdicts[index] = Verdict(proposals[index], accepted[index], following[index])
-        return [verdicts[index] for index in range(len(rows))]
+            return [(0, token) for token in read(tensors.next_token)]
+        drawn = [choice.draft is not None and not self.drafts[choice.draft].points for choice in choices]
+        # A row without proposals takes the graph that runs anyway: any of its law's will do.
+        graphs = [
+            demands.law_of(row).verification(points=not (drawn[index] or (choice.draft is None and any(drawn))))
+            for index, (row, choice) in enumerate(zip(rows, choices, strict=True))
+        ]
+        decided: dict[int, tuple[int, int]] = {}
+        for graph in dict.fromkeys(graphs):
+            self.sampler.verify(graph, shaped, tensors, demands)
+            found = list(zip(read(tensors.accepted), read(tensors.next_token), strict=True))
+            decided |= {index: found[index] for index in range(len(rows)) if graphs[index] == graph}
+        return [decided[index] for index in range(len(rows))]
 
-    def commit(self, index: int, tokens: Sequence[int]) -> None:
-        """Row `index` has emitted these tokens."""
-        if self.draft is not None:
-            self.draft.commit(index, tokens)
+    def commit(self, index: int, row: Row, tokens: Sequence[int], verdict: Verdict) -> None:
+        """Row `index` has emitted these tokens, by this verdict."""
+        for name in row.drafts:
+            self.drafts[name].commit(index, tokens, verdict if verdict.draft == name else None)
 
     def end(self, index: int, last: int, *, clear: bool = False) -> None:
         """Row `index` has ended; the sequence of row `last` takes its place. `clear`: see `KeyValueCache.end`."""
         self.target.cache.end(index, last, clear=clear)
-        if self.draft is not None:
-            self.draft.end(index, last, clear=clear)
+        for draft in self.drafts.values():
+            draft.end(index, last, clear=clear)
+
+    def trim(self, rows: Sequence[Row]) -> None:
+        """Give back memory that these rows, the only ones of the batch, are far from needing."""
+        slots = max((len(row.tokens) for row in rows), default=0) + self.draft_length
+        with contextlib.suppress(BackendError):  # no room for the smaller copy: another time
+            self.target.cache.trim(len(rows), slots)
+            for draft in self.drafts.values():
+                draft.trim(len(rows), slots)
+        if self._workspace is not None and self._workspace.rows >= 4 * max(len(rows), 1):
+            self.sampler.forget()
+            self._workspace = None
 
     def release(self) -> None:
         """Let go of caches and working memory; the next sequence takes new ones."""
         self.target.release()
-        if self.draft is not None:
-            self.draft.release()
+        for draft in self.drafts.values():
+            draft.release()
         self.sampler.forget()
         self._workspace = None
 

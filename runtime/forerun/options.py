@@ -17,7 +17,8 @@ def control_options(command: Any) -> Any:
     return command
 
 
-def _draft_length(context: click.Context, parameter: click.Parameter, value: str) -> int | None:
+def draft_length(context: click.Context, parameter: click.Parameter, value: str) -> int | None:
+    """The callback of an option that is `auto` (None) or a draft length."""
     if value == "auto":
         return None
     if value.isascii() and value.isdigit():
@@ -76,18 +77,18 @@ _OPTIONS: Sequence[_Option] = (
     ),
     click.option(
         "--draft",
-        type=click.Choice(["auto", "model", "none"]),
+        type=click.Choice(["auto", "model", "ngram", "none"]),
         default="auto",
         show_default=True,
-        help="What proposes tokens; none is plain decoding.",
+        help="What proposes tokens: the directory's draft, the text itself, nothing, or whichever pays.",
     ),
     click.option(
         "--draft-length",
-        callback=_draft_length,
+        callback=draft_length,
         default="auto",
         show_default=True,
         metavar="auto|N",
-        help="Tokens proposed in a round.",
+        help="Tokens proposed in a round; auto chooses them round by round.",
     ),
     _count("--logprobs", None, "With --json: log-probabilities, and those of the N most likely tokens."),
     _count("--n", 1, "Samples of the prompt, each with a seed of its own."),

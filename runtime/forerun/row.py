@@ -37,13 +37,14 @@ class TokenLogprob:
 class Verdict:
     """What a round decided for one row: n of its proposals are kept, and `next_token` follows them.
 
-    `next_token` is -1 where the target's logits behind the kept ones have no law.
+    `next_token` is -1 where the target's logits behind the kept ones have no law. `draft` made the proposals.
     """
 
     proposals: Sequence[int]
     accepted: int
     next_token: int
     logprobs: Sequence[TokenLogprob] = ()
+    draft: str | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -58,7 +59,7 @@ class Chunk:
 
     `text` is what may be shown now: characters that are not whole yet, and what may become a stop text, come with a
     later chunk. `pieces` is the text of each token before stop texts are looked for. `rejected` are the proposals that
-    were not kept, the first of them replaced by the correction.
+    were not kept, the first of them replaced by the correction. `draft` made the proposals; None where there were none.
     """
 
     text: str
@@ -67,10 +68,14 @@ class Chunk:
     rejected: tuple[int, ...] = ()
     pieces: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    draft: str | None = None
 
 
 class Row:
-    """A sequence: committed tokens (prompt and output), and what follows from them token by token."""
+    """A sequence: committed tokens (prompt and output), and what follows from them token by token.
+
+    `drafts` may propose for it. K is `draft_length`, or at most that and chosen anew for each round if `adaptive`.
+    """
 
     def __init__(
         self,
@@ -79,8 +84,9 @@ class Row:
         tokenizer: Tokenizer,
         *,
         context: int,
-        draft: str,
+        drafts: Sequence[str],
         draft_length: int,
+        adaptive: bool,
         rules: EditRules,
         seed: int,
         number: int = 0,
@@ -88,7 +94,9 @@ class Row:
         self.tokens = list(prompt)
         self.prompt_tokens = len(prompt)
         self.controls = controls
+        self.drafts = drafts
         self.draft_length = draft_length
+        self.adaptive = adaptive
         self.seed = seed
         self.number = number
         self.law = LAWS[controls.law_name]
@@ -98,7 +106,7 @@ class Row:
         self._cancelled = False
         self.text = ""
         self.chunks: deque[Chunk] = deque()
-        self.stats = Stats(law=controls.law_name, draft=draft)
+        self.stats = Stats(law=controls.law_name, draft="+".join(drafts) or "none")
         self.logprobs: list[TokenLogprob] = []
         self.length_limit = min(context, len(prompt) + controls.max_new_tokens)
         self.edits = None if rules.empty else SequenceEdits(rules, prompt, length_limit=self.length_limit)
@@ -124,7 +132,7 @@ class Row:
         return self.finish_reason is not None
 
     def proposals_wanted(self) -> int:
-        """K of the next round: no more than could be emitted, as one place is for the correction or bonus."""
+        """The largest K of the next round: no more than could be emitted, with a place for the correction or bonus."""
         return min(self.draft_length, self.length_limit - len(self.tokens) - 1)
 
     def edits_at(self, drafted: Sequence[int]) -> PlaceEdits:
@@ -153,13 +161,16 @@ class Row:
                 shown += self._finish(reason)
                 break
         self.text += shown
-        self.stats.count_round(proposed=len(verdict.proposals), accepted=verdict.accepted, emitted=len(emitted))
+        self.stats.count_round(
+            draft=verdict.draft, proposed=len(verdict.proposals), accepted=verdict.accepted, emitted=len(emitted)
+        )
         chunk = Chunk(
             shown,
             tuple(emitted),
             accepted=min(verdict.accepted, len(emitted)),
             rejected=tuple(verdict.proposals[verdict.accepted :]),
             pieces=tuple(pieces),
+            draft=verdict.draft,
             logprobs=tuple(verdict.logprobs[: len(emitted)]),
         )
         self.logprobs += chunk.logprobs

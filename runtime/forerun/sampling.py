@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from forerun.edits import Edit, PlaceEdits
 from forerun.engine import Backend, Call, Engine, Tensor
 from forerun.errors import EngineError
-from forerun.laws import LAWS, Demands, Law
+from forerun.laws import LAWS, Demands
 from forerun.workspace import LogitTensors, RoundTensors
 
 
@@ -41,10 +41,13 @@ STAGES = (
     "draw-greedy",
     "propose",
     "propose-greedy",
-    *(law.verify for law in LAWS.values()),
-    "verify-points",
+    *dict.fromkeys(law.verification(points=points) for law in LAWS.values() for points in (False, True)),
     "logprobs",
 )
+
+
+WITH_Q = ("verify-residual", "verify-block")
+"""Verifications that look at q; where none of them runs, it takes no memory."""
 
 
 class Sampler:
@@ -59,6 +62,10 @@ class Sampler:
         self._engines = engines
         self._backend = backend
         self._bound: dict[tuple[str, object], Call] = {}
+
+    def unbound(self) -> Sampler:
+        """The same stages with bindings of their own, for tensors that are used for a while only."""
+        return Sampler(self._engines, self._backend)
 
     def shape(
         self, side: LogitTensors, tensors: RoundTensors, demands: Demands, places: Sequence[PlaceEdits] | None
@@ -117,7 +124,7 @@ class Sampler:
         else:
             self._run("propose-greedy", owner, lambda: {**kept, "logits": shaped.logits})
 
-    def verify(self, shaped: Shaped, tensors: RoundTensors, law: Law) -> None:
+    def verify(self, graph: str, shaped: Shaped, tensors: RoundTensors, demands: Demands) -> None:
         """The verdict on each row's proposals, into `accepted` and `next_token`; -1 where that has no law."""
         decided = {
             "tokens": tensors.tokens,
@@ -125,11 +132,12 @@ class Sampler:
             "accepted": tensors.accepted,
             "next_token": tensors.next_token,
         }
-        if law.samples:
-            laws = {"p": shaped.side.p, "q": tensors.q, "positions": shaped.side.positions}
-            self._run(law.verify, shaped, lambda: {**decided, **laws, **tensors.randomness})
-        else:
-            self._run(law.verify, shaped, lambda: {**decided, "logits": shaped.logits})
+        given = {"logits": shaped.logits, "positions": shaped.side.positions, **tensors.randomness}
+        if demands.samples:
+            given["p"] = shaped.side.p
+        if graph in WITH_Q:
+            given["q"] = tensors.q
+        self._run(graph, shaped, lambda: {**decided, **given})
 
     def logprobs(self, shaped: Shaped, tensors: RoundTensors, demands: Demands) -> None:
         """Log-probabilities of `logprobs["tokens"]` of a model's side, and of the most likely tokens."""

@@ -49,6 +49,8 @@ class Scheduler:
             for row in self.rows:
                 row.error = row.error or error
         self._release_ended()
+        if not self._waiting:
+            self._loop.trim(self.rows)
 
     def _admit(self) -> None:
         while self._waiting and len(self.rows) < self.max_rows:
@@ -87,7 +89,7 @@ class Scheduler:
         try:
             if verdict.tokens:
                 chunk = row.commit(verdict)
-                self._loop.commit(index, chunk.token_ids)
+                self._loop.commit(index, row, chunk.token_ids, verdict)
         except BaseException as error:  # half committed: this row cannot go on, the others can
             row.error = error
             if not isinstance(error, Exception):

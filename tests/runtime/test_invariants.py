@@ -23,7 +23,7 @@ def decoding(pair: TablePair) -> Iterator[Decoder]:
     """A decoder in the middle of two sequences; the second has no draft."""
     with pair.open() as decoder:
         requests = [
-            Request.of([1, 2, 3], max_new_tokens=20),
+            Request.of([1, 2, 3], max_new_tokens=20, draft_length=4),
             Request.of([4, 5], max_new_tokens=20, draft="none"),
         ]
         decoder._add([decoder._rows(request)[0] for request in requests])
@@ -39,8 +39,9 @@ def random_request(rng: random.Random, context: int) -> Request:
         max_new_tokens=rng.choice([1, 2, 7, 30, context]),
         temperature=rng.choice([0.0, 1.0]),
         seed=rng.randrange(2**64),
-        draft=rng.choice(["auto", "auto", "none"]),
-        draft_length=rng.randrange(9),
+        draft=rng.choice(["auto", "auto", "model", "ngram", "none"]),
+        draft_length=rng.choice([None, *range(9)]),
+        law=rng.choice(["auto", "coupled", "block", "residual"]),
         stop=rng.choice([(), (), ("w3 w4", "w1 w")]),
     )
 
@@ -67,7 +68,7 @@ def test_nothing_is_violated_after_any_step_of_random_runs(
 def test_a_long_sequence_stays_sound_while_its_cache_grows(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("long") / "engines"
     with table_pair(folder, draft="equal", context=400).open() as decoder:
-        decoder._add(decoder._rows(Request.of([1] * 240, max_new_tokens=40)))
+        decoder._add(decoder._rows(Request.of([1] * 240, max_new_tokens=40, draft_length=4)))
         while decoder.scheduler.step() or decoder.scheduler.rows:
             assert violations(decoder) == []
         assert decoder.target.cache.capacity == 512

@@ -94,24 +94,22 @@ def test_a_draft_length_above_the_exported_one_is_refused(decoder: Decoder) -> N
 
 
 def test_a_seed_is_taken_and_told_where_none_is_given(decoder: Decoder) -> None:
-    first = decoder.generate([1], temperature=1.0, max_new_tokens=12)
-    again = decoder.generate([1], temperature=1.0, max_new_tokens=12, seed=first.seed, law="block")
-    other = decoder.generate([1], temperature=1.0, max_new_tokens=12)
+    controls = {"temperature": 1.0, "max_new_tokens": 12, "draft_length": 4}
+    first = decoder.generate([1], **controls)
+    again = decoder.generate([1], **controls, seed=first.seed, law="block")
+    other = decoder.generate([1], **controls)
     assert again.token_ids == first.token_ids
     assert other.seed != first.seed
 
 
-def test_without_a_draft_decoding_is_plain(pair: TablePair, tmp_path: Path) -> None:
+def test_without_a_draft_model_the_text_itself_is_the_draft(pair: TablePair, tmp_path: Path) -> None:
     engines = engine_directory(tmp_path / "engines", pair.target)
     with forerun.open(engines) as alone, forerun.open(pair.path, load_draft=False) as unloaded:
         for decoder in (alone, unloaded):
-            generation = decoder.generate([1, 2], max_new_tokens=9)
+            assert decoder.generate([1, 2], max_new_tokens=9).stats.draft == "ngram"
+            generation = decoder.generate([1, 2], max_new_tokens=9, draft="none")
             assert generation.token_ids == greedy(pair.target, [1, 2], 9)
-            assert (generation.stats.draft, generation.stats.proposed, generation.stats.rounds) == (
-                "none",
-                0,
-                9,
-            )
+            assert (generation.stats.draft, generation.stats.proposed, generation.stats.rounds) == ("none", 0, 9)
             with pytest.raises(RequestError, match="draft model: this engine directory has none"):
                 decoder.generate([1], draft="model")
 

@@ -64,11 +64,11 @@ def test_one_sample_of_one_prompt_is_no_list_and_one_of_a_batch_is(decoder: Deco
 
 
 def test_without_a_seed_the_samples_differ_and_tell_their_seeds(decoder: Decoder) -> None:
-    samples = decoder.generate([1, 2], n=4, temperature=1.0, max_new_tokens=12)
+    controls = {"temperature": 1.0, "max_new_tokens": 12, "draft_length": 3}
+    samples = decoder.generate([1, 2], n=4, **controls)
     assert len(set(tokens_of(samples))) == 4
     for sample in samples:
-        controls = {"temperature": 1.0, "max_new_tokens": 12, "seed": sample.seed, "law": "block"}
-        assert decoder.generate([1, 2], **controls).token_ids == sample.token_ids
+        assert decoder.generate([1, 2], **controls, seed=sample.seed, law="block").token_ids == sample.token_ids
 
 
 def test_samples_at_temperature_zero_are_the_same(decoder: Decoder) -> None:

@@ -38,19 +38,19 @@ class _ThreadPool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._threads: int | None = None
+        self.threads: int | None = None
 
     def share(self, threads: int | None) -> None:
         """Size the pool on first use. Raises BackendError where it exists with another size."""
         with self._lock:
-            if self._threads is None:
-                self._threads = threads or len(os.sched_getaffinity(0))
+            if self.threads is None:
+                self.threads = threads or len(os.sched_getaffinity(0))
                 # It fails where the application has made the pool itself: then that one is shared.
                 with contextlib.suppress(Exception):
-                    onnxruntime.set_global_thread_pool_sizes(self._threads, 1)
-            elif threads not in (None, self._threads):
+                    onnxruntime.set_global_thread_pool_sizes(self.threads, 1)
+            elif threads not in (None, self.threads):
                 raise BackendError(
-                    f"threads={threads}: this process already runs {self._threads}, in one pool for all decoders; "
+                    f"threads={threads}: this process already runs {self.threads}, in one pool for all decoders; "
                     "give the number when the first one is opened"
                 )
 
@@ -76,9 +76,10 @@ def session_options(*, weights_folder: Path | None = None, threads: int | None =
 class OnnxRuntimeEngine:
     """One onnxruntime session."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, backend: OnnxRuntimeBackend) -> None:
+    def __init__(self, session: onnxruntime.InferenceSession, backend: OnnxRuntimeBackend, graph: Path) -> None:
         self._session = session
         self._backend = backend
+        self._graph = graph
         self.inputs = tuple(_spec(node) for node in session.get_inputs())
         self.outputs = tuple(_spec(node) for node in session.get_outputs())
 
@@ -89,6 +90,7 @@ class OnnxRuntimeEngine:
             for name, tensor in names.items():
                 bind(name, "cpu", 0, tensor.element_type.onnx_type, list(tensor.shape), tensor.address)
         run, backend, clock = self._session.run_with_iobinding, self._backend, time.perf_counter
+        graph, seconds_by_graph = self._graph, self._backend.seconds_by_graph
         alive = (*inputs.values(), *outputs.values())  # the binding holds addresses only
 
         def call(_alive: object = alive) -> None:
@@ -98,7 +100,9 @@ class OnnxRuntimeEngine:
             except Exception as error:
                 raise BackendError(f"onnxruntime failed while running: {first_line(error)}") from error
             finally:
-                backend.engine_s += clock() - started
+                seconds = clock() - started
+                backend.engine_s += seconds
+                seconds_by_graph[graph] += seconds
 
         return call
 
@@ -110,8 +114,10 @@ class OnnxRuntimeBackend:
 
     def __init__(self, *, threads: int | None = None) -> None:
         THREAD_POOL.share(threads)
+        self.identity = f"{self.name} {onnxruntime.__version__}, {THREAD_POOL.threads} threads"
         self.bytes_to_host = 0
         self.engine_s = 0.0
+        self.seconds_by_graph: dict[Path, float] = {}
 
     def load(self, graph: Path, *, weights_folder: Path | None = None) -> OnnxRuntimeEngine:
         """See `Backend.load`."""
@@ -122,7 +128,8 @@ class OnnxRuntimeBackend:
             raise EngineError(
                 f"{graph}: onnxruntime cannot load it ({first_line(error)}); export the pair again"
             ) from error
-        return OnnxRuntimeEngine(session, self)
+        self.seconds_by_graph.setdefault(graph, 0.0)
+        return OnnxRuntimeEngine(session, self, graph)
 
     def allocate(self, element_type: ElementType, shape: Sequence[int]) -> Tensor:
         """See `Backend.allocate`."""

@@ -1,0 +1,202 @@
+"""What is compared: forerun with each of its drafts, and what else people would run the same checkpoint with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forerun.directory import EngineDirectory
+from forerun.errors import ExportError, RequestError
+from forerun.manifest import Manifest, ModelRecord
+from forerun_export.bench.processes import WorkerSpec
+from forerun_export.sources import resolve
+
+PLAIN = "forerun-plain"
+# Baseline: label, kind of worker, and the engine whose output it must reproduce.
+_KINDS = {
+    "torch": ("PyTorch eager", "torch", "torch"),
+    "torch-assisted": ("PyTorch assisted", "torch", "torch"),
+    "optimum": ("Optimum ONNX Runtime", "optimum", "optimum"),
+}
+BASELINES = tuple(_KINDS)
+DRAFTS = {"model": "forerun, model draft", "ngram": "forerun, n-gram draft", "auto": "forerun, auto"}
+SWEPT = ("model", "ngram")
+BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.6}
+PROCESS_BYTES = 400 << 20
+COPIES = {"torch": 1.2, "optimum": 2.2}  # of the float32 weights, in memory at the same time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """A bar of the report.
+
+    `worker` is the process that runs it. `plain` is the engine whose output this one must reproduce where that can be
+    checked; its own name for plain decoding. `draft_length` None is an adaptive K. `swept` ones are shown
+    against K only.
+    """
+
+    name: str
+    label: str
+    worker: str
+    plain: str
+    draft: str = "none"
+    draft_length: int | None = None
+    swept: bool = False
+
+    @property
+    def is_forerun(self) -> bool:
+        """Whether it is forerun, not another library."""
+        return self.plain == PLAIN
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it decodes without speculation."""
+        return self.plain == self.name
+
+
+@dataclass(frozen=True)
+class Line:
+    """All engines to compare, the processes they need, and those that cannot be had, with the reason."""
+
+    engines: Sequence[Engine]
+    workers: Sequence[WorkerSpec]
+    unavailable: dict[str, str]
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What the user wants compared. `draft_length` None lets K adapt; `sweep` are further fixed ones."""
+
+    baselines: Sequence[str] = BASELINES
+    draft_length: int | None = None
+    sweep: Sequence[int] = ()
+    checkpoint: str | None = None
+    draft_checkpoint: str | None = None
+
+
+def line_up(directory: EngineDirectory, choice: Choice, *, threads: int, available_bytes: int | None) -> Line:
+    """The engines of a comparison. Raises RequestError for an unknown baseline or a K beyond the engines' limit.
+
+    Every worker has a process of its own, unless forerun's then do not fit into memory together: they share one.
+    """
+    _check(choice, directory.manifest)
+    engines = _forerun_engines(directory.manifest, choice)
+    workers = _forerun_workers(directory, threads)
+    if available_bytes is not None and sum(one.bytes for one in workers) > available_bytes:
+        shared = workers[1]
+        workers = [shared]
+        engines = [replace(engine, worker=shared.name) for engine in engines]
+    others = _Baselines(directory.manifest, choice, threads)
+    for name in choice.baselines:
+        others.add(name)
+    return Line([*others.engines, *engines], [*workers, *others.workers], others.unavailable, others.notes)
+
+
+def _check(choice: Choice, manifest: Manifest) -> None:
+    if unknown := [name for name in choice.baselines if name not in BASELINES]:
+        raise RequestError(f"unknown baseline {unknown[0]!r}; known: {', '.join(BASELINES)}, none")
+    limit = manifest.limits.draft_length
+    for length in (choice.draft_length or 0, *choice.sweep):
+        if not 0 <= length <= limit:
+            raise RequestError(f"draft length {length}: these engines were exported for 0 to {limit}; choose within")
+
+
+def _forerun_engines(manifest: Manifest, choice: Choice) -> list[Engine]:
+    plain = Engine(name=PLAIN, label=f"forerun plain ({manifest.target.precision})", worker=PLAIN, plain=PLAIN)
+    drafted = [
+        Engine(
+            name=f"forerun-{draft}",
+            label=label,
+            worker=f"forerun-{draft}",
+            plain=PLAIN,
+            draft=draft,
+            draft_length=None if draft == "auto" else choice.draft_length,
+        )
+        for draft, label in DRAFTS.items()
+    ]
+    swept = [
+        Engine(
+            name=f"forerun-{draft}-{length}",
+            label=f"{DRAFTS[draft]}, K = {length}",
+            worker=f"forerun-{draft}",
+            plain=PLAIN,
+            draft=draft,
+            draft_length=length,
+            swept=True,
+        )
+        for draft in SWEPT
+        for length in sorted(set(choice.sweep) - {0})
+    ]
+    return [plain, *drafted, *swept]
+
+
+def _forerun_workers(directory: EngineDirectory, threads: int) -> list[WorkerSpec]:
+    """A process each; those without a model draft do not load it."""
+    manifest = directory.manifest
+    target, draft = manifest.target, manifest.draft
+    sizes = {record.weights: manifest.files[record.weights].bytes for record in (target, draft) if record}
+    both = sum(sizes.values())
+    workers = []
+    for name in ("none", "model", "ngram", "auto"):
+        loads = name in ("model", "auto")
+        arguments = {"directory": str(directory.path), "threads": threads, "load_draft": loads}
+        needed = PROCESS_BYTES + int(1.2 * (both if loads else sizes[target.weights]))
+        workers.append(WorkerSpec(PLAIN if name == "none" else f"forerun-{name}", "forerun", arguments, needed))
+    return workers
+
+
+class _Baselines:
+    """Collects other libraries' engines, or why they cannot be had."""
+
+    def __init__(self, manifest: Manifest, choice: Choice, threads: int) -> None:
+        self.engines: list[Engine] = []
+        self.workers: list[WorkerSpec] = []
+        self.unavailable: dict[str, str] = {}
+        self.notes: list[str] = []
+        self._manifest = manifest
+        self._choice = choice
+        self._common = {"threads": threads, "end_tokens": list(manifest.tokenizer.end_tokens)}
+        precision = manifest.target.precision
+        self._precision = "fp32" if precision == "fp32" else f"fp32; forerun's target is {precision}"
+
+    def add(self, name: str) -> None:
+        """Add one of BASELINES."""
+        label, kind, plain = _KINDS[name]
+        self.engines.append(Engine(name=name, label=f"{label} ({self._precision})", worker=name, plain=plain))
+        try:
+            arguments, weights = self._assistant() if name == "torch-assisted" else ({}, 0.0)
+            checkpoint = self._checkpoint(self._manifest.target, self._choice.checkpoint, "--checkpoint")
+        except ExportError as error:
+            self.unavailable[name] = str(error)
+            return
+        weights += self._weight_bytes(self._manifest.target)
+        needed = PROCESS_BYTES + int(COPIES[kind] * weights)
+        arguments |= {"checkpoint": checkpoint, **self._common}
+        self.workers.append(WorkerSpec(name, kind, arguments, needed))
+
+    def _assistant(self) -> tuple[dict[str, Any], float]:
+        """What names the assistant to the worker, and the bytes of weights of its own."""
+        draft = self._manifest.draft
+        if draft is None:
+            raise ExportError("this engine directory has no draft to assist with; export one with --draft")
+        if draft.layers_left_out:
+            return {"left_out": list(draft.layers_left_out)}, 0.0
+        checkpoint = self._checkpoint(draft, self._choice.draft_checkpoint, "--draft-checkpoint")
+        return {"assistant": checkpoint}, self._weight_bytes(draft)
+
+    def _weight_bytes(self, record: ModelRecord) -> float:
+        """Of the model's weights in float32."""
+        size = self._manifest.files[record.weights].bytes
+        return size / BYTES_PER_WEIGHT.get(record.precision, 1.0) * BYTES_PER_WEIGHT["fp32"]
+
+    def _checkpoint(self, record: ModelRecord, given: str | None, option: str) -> str:
+        """The checkpoint that a model was built from, or the given one. Raises ExportError where it is not here."""
+        try:
+            source = resolve(given or record.source)
+        except ExportError as error:
+            reason = str(error) if given else f"its checkpoint {record.source} is not here; give it with {option} SRC"
+            raise ExportError(reason) from error
+        if source.sha256() != record.source_sha256:
+            note = f"{source.text} is not the file that the engines were built from: its SHA-256 is another"
+            self.notes += [note] if note not in self.notes else []
+        return str(source.path.absolute())
