@@ -78,8 +78,25 @@ def test_greedy_speculation_gives_the_tokens_of_plain_decoding(
     assert all(text.stats.rounds < NEW_TOKENS for text in found)
 
 
+@pytest.mark.parametrize("draft", ["auto", "model", "ngram"])
+def test_whatever_pays_gives_the_tokens_of_plain_decoding(
+    decoder: forerun.Decoder, plain: list[forerun.Generation], draft: str
+) -> None:
+    found = decoder.generate(list(PROMPTS), max_new_tokens=NEW_TOKENS, draft=draft)
+    assert [text.token_ids for text in found] == [text.token_ids for text in plain]
+
+
+def test_a_text_that_says_itself_again_is_drafted_from_itself(decoder: forerun.Decoder) -> None:
+    prompt = "one two three four five six seven eight nine ten. " * 4
+    plain = decoder.generate(prompt, raw=True, max_new_tokens=NEW_TOKENS, draft="none")
+    found = decoder.generate(prompt, raw=True, max_new_tokens=NEW_TOKENS, draft="ngram", draft_length=6)
+    assert found.token_ids == plain.token_ids
+    assert found.stats.acceptance_rate > 0.8
+    assert found.stats.rounds <= 6
+
+
 def test_a_sampled_text_with_a_seed_is_the_same_alone_and_beside_others(decoder: forerun.Decoder) -> None:
-    controls = {"temperature": 1.0, "seed": 7, "max_new_tokens": NEW_TOKENS}
+    controls = {"temperature": 1.0, "seed": 7, "max_new_tokens": NEW_TOKENS, "law": "block"}
     alone = decoder.generate(PROMPTS[1], **controls)
     others = [forerun.Request.of(prompt, max_new_tokens=30) for prompt in PROMPTS[2:]]
     together = decoder.generate([*others, forerun.Request.of(PROMPTS[1], **controls)])
@@ -91,7 +108,7 @@ def test_coupled_speculation_gives_the_tokens_of_plain_sampling(
     decoder: forerun.Decoder, controls: dict[str, float]
 ) -> None:
     requests = [
-        forerun.Request.of(prompt, temperature=1.0, seed=5, max_new_tokens=NEW_TOKENS, **controls)
+        forerun.Request.of(prompt, temperature=1.0, seed=5, max_new_tokens=NEW_TOKENS, draft_length=4, **controls)
         for prompt in PROMPTS[:2]
     ]
     plain = [decoder.generate(replaced(request, draft="none")) for request in requests]
@@ -103,5 +120,5 @@ def replaced(request: forerun.Request, **controls: object) -> forerun.Request:
 
 
 def test_the_caches_hold_exactly_the_committed_tokens_after_every_round(decoder: forerun.Decoder) -> None:
-    for _ in decoder.stream(PROMPTS[0], max_new_tokens=12):
+    for _ in decoder.stream(PROMPTS[0], max_new_tokens=12, draft_length=4):
         assert violations(decoder) == []

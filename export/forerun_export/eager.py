@@ -56,7 +56,7 @@ def eager_references(
 ) -> Mapping[tuple[int, ...], Reference]:
     """The reference of the checkpoint with each tuple of layers in `variants` left out.
 
-    The model is in memory once: first in float32 (4 bytes a weight), then in float64 (8).
+    The model is in memory once, in float32: for float64, each module's weights are doubled while it runs.
     Raises ExportError if transformers cannot load or run the checkpoint.
     """
     with _quiet():
@@ -64,7 +64,7 @@ def eager_references(
         model = load_eager(source)
         single = {variant: _run(model, prompts, variant) for variant in variants}
         report("Running it in float64")
-        model.double()
+        _double_while_it_runs(model)
         with _EverythingDouble():
             double = {variant: _run(model, prompts, variant) for variant in variants}
     name = f"transformers {_version()}, eager, float64"
@@ -86,6 +86,28 @@ class _EverythingDouble(TorchFunctionMode):
             function = torch.Tensor.double
         doubled = {key: _double(value) for key, value in (kwargs or {}).items()}
         return function(*(_double(value) for value in args), **doubled)
+
+
+def _double_while_it_runs(model: Any) -> None:
+    """Let every module run with float64 copies of its own weights and buffers, which are dropped behind it."""
+
+    def before(module: Any, _: Any) -> None:
+        module.forerun_single = [(tensor, tensor.data) for tensor in own(module)]
+        for tensor, single in module.forerun_single:
+            tensor.data = single.double()
+
+    def behind(module: Any, *_: Any) -> None:
+        for tensor, single in module.forerun_single:
+            tensor.data = single
+
+    def own(module: Any) -> list[Any]:
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        return [tensor for tensor in tensors if tensor.is_floating_point()]
+
+    for module in model.modules():
+        if own(module):
+            module.register_forward_pre_hook(before)
+            module.register_forward_hook(behind)
 
 
 def _double(value: Any) -> Any:

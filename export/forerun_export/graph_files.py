@@ -57,6 +57,15 @@ def save_sharing_graph(model: ir.Model, graph_path: Path, owner_path: Path) -> N
     _write_graph(model, graph_path, places)
 
 
+def load_graph(graph_path: Path, weights_folder: Path) -> ir.Model:
+    """A saved graph whose large tensors are mapped from the weight file in `weights_folder`."""
+    model = ir.load(graph_path)
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            value.const_value.base_dir = weights_folder
+    return model
+
+
 def external_tensors(graph_path: Path) -> dict[str, ir.ExternalTensor]:
     """The tensors of a saved graph that lie in its weight file, by name."""
     graph = ir.load(graph_path).graph
@@ -67,6 +76,8 @@ def external_tensors(graph_path: Path) -> dict[str, ir.ExternalTensor]:
 def _same(place: ir.ExternalTensor, tensor: ir.TensorProtocol) -> bool:
     if place.dtype != tensor.dtype or place.shape != tensor.shape:
         return False
+    if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path) == Path(place.path):
+        return tensor.offset == place.offset
     with open(place.path, "rb") as file:
         file.seek(place.offset or 0)
         written = np.fromfile(file, np.uint8, place.nbytes)

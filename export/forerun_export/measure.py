@@ -93,11 +93,13 @@ def _logits(
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "plain": {"draft": "none"},
-    "speculative": {},
+    "speculative": {"draft": "model", "draft_length": 4},
     "plain, T = 1": {"draft": "none", "temperature": 1.0, "seed": 1},
-    "speculative, T = 1, residual": {"temperature": 1.0, "seed": 1, "law": "residual"},
-    "speculative, T = 1, block": {"temperature": 1.0, "seed": 1, "law": "block"},
-    "speculative, T = 1, coupled": {"temperature": 1.0, "seed": 1, "law": "coupled"},
+    "speculative, T = 1, residual": {"temperature": 1.0, "seed": 1, "law": "residual", "draft_length": 4},
+    "speculative, T = 1, block": {"temperature": 1.0, "seed": 1, "law": "block", "draft_length": 4},
+    "speculative, T = 1, coupled": {"temperature": 1.0, "seed": 1, "law": "coupled", "draft_length": 4},
+    "n-grams": {"draft": "ngram"},
+    "adaptive": {},
 }
 
 

@@ -12,17 +12,20 @@ from forerun.errors import ExportError
 from forerun.schema import SchemaError, parse
 
 # What this version can build.
-Precision: TypeAlias = Literal["fp32"]
+Precision: TypeAlias = Literal["fp32", "int8", "int4"]
 Frontend: TypeAlias = Literal["auto", "mobius"]
 Device: TypeAlias = Literal["cpu"]
 
 _LAYERS = "layers:"
+# Behind a fault of the recipe that asks for what people reasonably expect.
+_REASONS = {'found "fp16"': "onnxruntime's CPU provider has no product in fp16, it would run as fp32 with casts"}
 # The key of a recipe that each command-line option sets; the option's name is what an error then names.
 _KEYS = {
     "target": "target.source",
     "precision": "target.precision",
     "draft": "draft.source",
     "draft_precision": "draft.precision",
+    "draft_vocabulary": "draft.vocabulary",
     "context": "limits.context",
     "batch": "limits.batch",
     "draft_length": "limits.draft_length",
@@ -67,11 +70,15 @@ class ModelRecipe:
 
 @dataclass(frozen=True)
 class DraftRecipe:
-    """The draft: a checkpoint of its own (``source``), or the target without some layers (no ``source``)."""
+    """The draft: a checkpoint of its own (``source``), or the target without some layers (no ``source``).
+
+    ``vocabulary``: it proposes only tokens with ids below this, and special ones; None is all.
+    """
 
     source: str | None
     layers_left_out: tuple[int, ...]
     precision: Precision
+    vocabulary: int | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,11 @@ class _DraftTable:
 
     source: str
     precision: Precision | None = None
+    vocabulary: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.vocabulary is not None and self.vocabulary < 1:
+            raise SchemaError([f"vocabulary: expected at least 1, found {self.vocabulary}"])
 
 
 @dataclass(frozen=True)
@@ -151,9 +163,9 @@ def read_recipe(path: Path | None = None, options: Mapping[str, str | int | None
     """The recipe in the TOML file ``path``, with the command line's ``options`` in place of its values.
 
     Without a file the options are the recipe. Their names are those of the command line with underscores
-    (``target``, ``draft``, ``precision``, ``draft_precision``, ``context``, ``batch``, ``draft_length``,
-    ``device``, ``frontend``); None leaves a value as it is. A relative source in the file is resolved against
-    the file's folder, one in the options against the working directory.
+    (``target``, ``draft``, ``precision``, ``draft_precision``, ``draft_vocabulary``, ``context``, ``batch``,
+    ``draft_length``, ``device``, ``frontend``); None leaves a value as it is. A relative source in the file is
+    resolved against the file's folder, one in the options against the working directory.
 
     Raises ExportError that names the file (or the option) and every key at fault.
     """
@@ -168,7 +180,7 @@ def read_recipe(path: Path | None = None, options: Mapping[str, str | int | None
     try:
         return _from_file(parse(_RecipeFile, data), Path() if path is None else path.parent, given)
     except SchemaError as error:
-        faults = "; ".join(_named_by_option(fault, given) for fault in error.faults)
+        faults = "; ".join(_explained(_named_by_option(fault, given)) for fault in error.faults)
         raise ExportError(faults if path is None else f"{path}: {faults}") from None
 
 
@@ -209,10 +221,13 @@ def _draft(table: _DraftTable, folder: Path, *, default: Precision) -> DraftReci
     except ExportError as error:
         raise SchemaError([f"draft.source: {error}"]) from None
     if layers is not None:
-        return DraftRecipe(None, layers, precision)
+        if precision != default:
+            shared = "a draft of the target's layers shares its weights"
+            raise SchemaError([f"draft.precision: expected {default} as the target's ({shared}), found {precision}"])
+        return DraftRecipe(None, layers, precision, table.vocabulary)
     if not table.source.strip():
         raise SchemaError(["draft.source: expected a source or layers:N,..., found nothing"])
-    return DraftRecipe(_resolve(table.source, folder), (), precision)
+    return DraftRecipe(_resolve(table.source, folder), (), precision, table.vocabulary)
 
 
 def _resolve(source: str, folder: Path, *, is_file: bool = False) -> str:
@@ -221,6 +236,10 @@ def _resolve(source: str, folder: Path, *, is_file: bool = False) -> str:
     if is_file or (folder / source).exists():
         return str(folder / source)
     return source
+
+
+def _explained(fault: str) -> str:
+    return "; ".join([fault, *(reason for found, reason in _REASONS.items() if fault.endswith(found))])
 
 
 def _named_by_option(fault: str, given: Mapping[str, object]) -> str:

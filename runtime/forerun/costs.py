@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import json
+import math
 import os
 import platform
 import tempfile
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import platformdirs
 
@@ -44,6 +46,15 @@ class Curve:
         return low_s + slope * max(tokens - low, 0)
 
 
+class RoundShape(NamedTuple):
+    """What the time of a round depends on: steps of the draft model, and proposals of the row that has most of them."""
+
+    rows: int
+    steps: int
+    width: int
+    samples: bool
+
+
 @dataclass(frozen=True)
 class Costs:
     """Seconds of a round's parts, by the tokens of all rows together.
@@ -67,17 +78,53 @@ class Costs:
         """A call of the draft model; None without one."""
         return None if self.draft is None else self.draft(tokens)
 
-    def verify_s(self, rows: int, proposals: int, *, samples: bool) -> float:
-        """Verification of so many proposals in each row: the target's call, and the verdict."""
-        tokens = rows * (proposals + 1)
-        return self.target(tokens) + (self.accept_sampled if samples else self.accept_greedy)(tokens)
+    def round_s(self, shape: RoundShape) -> float:
+        """The draft model's steps, each with a draw, the target's call, and the verdict."""
+        tokens = shape.rows * (shape.width + 1)
+        accept_s = (self.accept_sampled if shape.samples else self.accept_greedy)(tokens)
+        return self._propose_s(shape) + self.target(tokens) + accept_s
 
-    def propose_s(self, rows: int, steps: int, *, samples: bool) -> float:
-        """So many steps of the draft model, each with a draw; the first takes two tokens a row."""
-        if self.draft is None or steps == 0:
+    def _propose_s(self, shape: RoundShape) -> float:
+        if self.draft is None or shape.steps == 0:
             return 0.0
-        draw_s = (self.draw_sampled if samples else self.draw_greedy)(rows)
-        return self.draft(2 * rows) + (steps - 1) * self.draft(rows) + steps * draw_s
+        draw_s = (self.draw_sampled if shape.samples else self.draw_greedy)(shape.rows)
+        first_s = self.draft(2 * shape.rows)  # which takes two tokens a row
+        return first_s + (shape.steps - 1) * self.draft(shape.rows) + shape.steps * draw_s
+
+
+class RunningCosts:
+    """Costs, corrected by what rounds have taken: the machine may be busy, and contexts grow.
+
+    Only ratios between shapes matter, so what slows every round alike corrects nothing.
+    """
+
+    GAIN, FADE, LARGEST_SURPRISE = 0.1, 0.995, 0.5
+
+    def __init__(self, measured: Costs) -> None:
+        self._measured = measured
+        self._level = 0.0  # logarithm of the time that rounds take, over what was measured
+        self._corrections: dict[tuple[int, int], float] = {}  # by steps and width: logarithms beyond the level
+        self._known: dict[RoundShape, float] = {}  # asked for again and again, in every round
+
+    def round_s(self, shape: RoundShape) -> float:
+        """Seconds that a round of this shape is expected to take, where the machine is as it was measured."""
+        correction = self._corrections.get((shape.steps, shape.width))
+        return self._measured_s(shape) if correction is None else self._measured_s(shape) * math.exp(correction)
+
+    def _measured_s(self, shape: RoundShape) -> float:
+        if (seconds := self._known.get(shape)) is None:
+            seconds = self._known[shape] = self._measured.round_s(shape)
+        return seconds
+
+    def observe(self, shape: RoundShape, seconds: float) -> None:
+        """A round of this shape has taken `seconds`. What other shapes once took fades: it may have been chance."""
+        key, limit = (shape.steps, shape.width), self.LARGEST_SURPRISE
+        ratio = math.log(seconds / self._measured_s(shape))
+        correction = self._corrections.get(key, 0.0)
+        surprise = max(-limit, min(ratio - self._level - correction, limit))
+        self._level += self.GAIN * max(-limit, min(ratio - self._level, limit))
+        self._corrections = {other: value * self.FADE for other, value in self._corrections.items()}
+        self._corrections[key] = correction + self.GAIN * surprise
 
 
 Calls = Mapping[str, Mapping[int, Callable[[], None]]]

@@ -188,6 +188,8 @@ class Decoder:
         with self._lock:
             if self._closed:
                 raise RequestError("this decoder is closed; open the engine directory again")
+            if any(row.adaptive and row.drafts for row in rows):
+                _ = self.costs  # now, so that the time of measuring is not taken for a row's
             for row in rows:
                 self.scheduler.add(row)
 

@@ -8,7 +8,7 @@ from forerun.backends import open_backend
 from forerun.contract import check
 from forerun.directory import EngineDirectory
 from forerun.errors import ForerunError
-from forerun.manifest import ModelRecord
+from forerun.manifest import ModelRecord, Quantization
 from forerun.schema import unparse
 from forerun.tokenizer import Tokenizer
 
@@ -64,9 +64,25 @@ def _model_lines(role: str, record: ModelRecord) -> list[str]:
         f"          {numbers.model_type}: {numbers.layers} layers, {numbers.query_heads} heads over "
         f"{numbers.kv_heads} KV heads of {numbers.head_size}, vocabulary {numbers.vocabulary_size}",
     ]
+    if record.head_tokens is not None:
+        lines.append(f"          its head gives logits to {record.head_tokens} tokens only")
     if record.parity is not None:
+        before = "before quantizing: " if record.quantization is not None else ""
         lines.append(
-            f"          logits within {record.parity.max_error:.2g} of {record.parity.reference} "
+            f"          {before}logits within {record.parity.max_error:.2g} of {record.parity.reference} "
             f"(bound {record.parity.bound:.2g}, {record.parity.cases} cases)"
         )
+    if record.quantization is not None:
+        lines.append(f"          {cost_of(record.precision, record.quantization)}")
     return lines
+
+
+def cost_of(precision: str, cost: Quantization) -> str:
+    """What cheaper weights save and cost, in a line."""
+    products = ", ".join(f"{count} in {name}" for name, count in cost.products.items())
+    return (
+        f"{precision} against fp32: {cost.bytes / 1e6:,.0f} MB instead of {cost.bytes_fp32 / 1e6:,.0f}, "
+        f"perplexity {cost.perplexity:.2f} instead of {cost.perplexity_fp32:.2f}, "
+        f"{cost.greedy_agreement:.1%} of {cost.tokens} most likely tokens the same, "
+        f"KL {cost.mean_kl:.2g} (products: {products})"
+    )

@@ -11,6 +11,7 @@ Tokens, logits, p and q stay in device tensors from the first draft step to the 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 
 from forerun.draft import Draft
@@ -62,6 +63,7 @@ class Loop:
 
     def round(self, rows: Sequence[Row]) -> list[Verdict]:
         """One round for rows 0 .. n-1 of the batch: what each of them is to commit."""
+        started = time.perf_counter()
         plan = self.planner.plan(dict(enumerate(rows)))
         demands = Demands.of(rows)
         tensors = self._tensors(len(rows), plan.width)
@@ -69,7 +71,9 @@ class Loop:
         for name in plan.drafts:
             self.drafts[name].propose(rows, plan.lengths(name), demands, tensors)
         self._verify(rows, tensors)
-        return self._accept(rows, plan.choices, demands, tensors)
+        verdicts = self._accept(rows, plan.choices, demands, tensors)
+        self.planner.observe(rows, plan, time.perf_counter() - started)
+        return verdicts
 
     def _verify(self, rows: Sequence[Row], tensors: RoundTensors) -> None:
         """The target's logits behind the pending token and behind every proposal."""
@@ -112,9 +116,11 @@ class Loop:
         if tensors.draft_length == 0:
             self.sampler.draw(shaped, tensors, demands)
             return [(0, token) for token in read(tensors.next_token)]
+        drawn = [choice.draft is not None and not self.drafts[choice.draft].points for choice in choices]
+        # A row without proposals takes the graph that runs anyway: any of its law's will do.
         graphs = [
-            demands.law_of(row).verification(points=self._points(choice))
-            for row, choice in zip(rows, choices, strict=True)
+            demands.law_of(row).verification(points=not (drawn[index] or (choice.draft is None and any(drawn))))
+            for index, (row, choice) in enumerate(zip(rows, choices, strict=True))
         ]
         decided: dict[int, tuple[int, int]] = {}
         for graph in dict.fromkeys(graphs):
@@ -122,9 +128,6 @@ class Loop:
             found = list(zip(read(tensors.accepted), read(tensors.next_token), strict=True))
             decided |= {index: found[index] for index in range(len(rows)) if graphs[index] == graph}
         return [decided[index] for index in range(len(rows))]
-
-    def _points(self, choice: Choice) -> bool:
-        return choice.draft is not None and self.drafts[choice.draft].points
 
     def commit(self, index: int, row: Row, tokens: Sequence[int], verdict: Verdict) -> None:
         """Row `index` has emitted these tokens, by this verdict."""

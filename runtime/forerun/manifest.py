@@ -52,12 +52,33 @@ class Parity:
 
 
 @dataclass(frozen=True)
+class Quantization:
+    """What a model's cheaper weights cost against itself in float32, on ``tokens`` tokens of a fixed text.
+
+    ``products`` counts matrix products by their format. ``bytes`` of weights that the graph reads. Perplexities are
+    exp of the mean of -log p(next token); ``greedy_agreement`` is the share of places with the same most likely
+    token, given the same text before; ``mean_kl`` is the mean of KL(float32 || quantized) in nats.
+    """
+
+    products: dict[str, int]
+    bytes: int
+    bytes_fp32: int
+    tokens: int
+    perplexity: float
+    perplexity_fp32: float
+    greedy_agreement: float
+    mean_kl: float
+
+
+@dataclass(frozen=True)
 class ModelRecord:
     """A target or a draft.
 
     ``graph`` and ``weights`` are paths relative to the engine directory; a draft made of the target's layers
     names the target's weight file. ``layers_left_out`` are the layers of the source (0-based) skipped.
     ``vocabulary_sha256`` hashes the token map of this model's own tokenizer, so that a pair can be compared.
+    ``parity`` is that of the graph in float32, ``quantization`` what another precision changes; None in float32.
+    ``head_tokens`` is how many tokens have logits at all, where a draft's head leaves others out.
     """
 
     graph: str
@@ -70,6 +91,8 @@ class ModelRecord:
     layers_left_out: tuple[int, ...]
     vocabulary_sha256: str
     parity: Parity | None
+    quantization: Quantization | None = None
+    head_tokens: int | None = None
 
 
 @dataclass(frozen=True)

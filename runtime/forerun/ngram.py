@@ -62,11 +62,14 @@ class NgramDraft:
 
     def propose(self, rows: Sequence[Row], lengths: Sequence[int], demands: Demands, tensors: RoundTensors) -> None:
         """Write what the last outlooks found; see `Draft.propose`."""
-        columns, width = self._backend.read(tensors.tokens), tensors.draft_length + 1
+        width = tensors.draft_length + 1
+        if all(lengths):
+            columns = [token for row in rows for token in (row.tokens[-1], *[0] * tensors.draft_length)]
+        else:  # another draft may have proposed for the rest
+            columns = self._backend.read(tensors.tokens)
         for index, length in enumerate(lengths):
-            if length:
-                found = [step.token for step in self._sequences[index].steps[:length]]
-                columns[index * width + 1 : index * width + 1 + length] = found
+            found = [step.token for step in self._sequences[index].steps[:length]] if length else []
+            columns[index * width + 1 : index * width + 1 + length] = found
         self._backend.write(tensors.tokens, columns)
 
     def commit(self, row: int, tokens: Sequence[int], verdict: Verdict | None) -> None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from forerun.costs import Costs
+from forerun.costs import Costs, RoundShape, RunningCosts
 from forerun.draft import Draft
 from forerun.row import Row
 
@@ -78,7 +79,11 @@ class Planner:
 
     def __init__(self, drafts: Mapping[str, Draft], costs: Callable[[], Costs]) -> None:
         self._drafts = drafts
-        self._costs = costs
+        self._measure = costs
+
+    @cached_property
+    def _costs(self) -> RunningCosts:
+        return RunningCosts(self._measure())
 
     def plan(self, rows: Mapping[int, Row]) -> Plan:
         """The plan of a round for these rows of the batch, by their index."""
@@ -86,6 +91,12 @@ class Planner:
         if all(prospect.fixed is not None for prospect in prospects):
             return Plan(tuple(prospect.best(0, 0)[1] for prospect in prospects))
         return self._fastest(prospects, samples=any(row.law.samples for row in rows.values()))
+
+    def observe(self, rows: Sequence[Row], plan: Plan, seconds: float) -> None:
+        """A round of this plan has taken so long."""
+        if any(row.adaptive and row.drafts for row in rows):
+            samples = any(row.law.samples for row in rows)
+            self._costs.observe(RoundShape(len(rows), max(plan.lengths("model")), plan.width, samples), seconds)
 
     def _prospect(self, index: int, row: Row) -> _Prospect:
         room = row.proposals_wanted()
@@ -99,18 +110,17 @@ class Planner:
         return replace(prospect, fixed=Choice("model", len(model)) if model else Choice("ngram", len(ngram)))
 
     def _fastest(self, prospects: Sequence[_Prospect], *, samples: bool) -> Plan:
-        costs, rows = self._costs(), len(prospects)
+        rows = len(prospects)
         fixed = Plan(tuple(prospect.fixed or PLAIN for prospect in prospects))
         fewest_steps = max(fixed.lengths("model"))
         most_steps = max(len(prospect.model) for prospect in prospects) - 1
         widest = max(len(prospect.ngram) for prospect in prospects) - 1
         best_speed, best = 0.0, (0, 0)
         for steps in range(fewest_steps, most_steps + 1):
-            propose_s = costs.propose_s(rows, steps, samples=samples)
             narrowest = max(steps, fixed.width)
             for width in range(narrowest, max(widest, narrowest) + 1):
                 accepted = sum(prospect.best(steps, width)[0] for prospect in prospects)
-                speed = (rows + accepted) / (propose_s + costs.verify_s(rows, width, samples=samples))
+                speed = (rows + accepted) / self._costs.round_s(RoundShape(rows, steps, width, samples))
                 if speed > best_speed:
                     best_speed, best = speed, (steps, width)
         return Plan(tuple(prospect.best(*best)[1] for prospect in prospects))

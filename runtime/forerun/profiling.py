@@ -18,6 +18,7 @@ def calls_of_a_round(
     backend: Backend, target: CachedModel, draft: CachedModel | None, sampler: Sampler, *, draft_length: int
 ) -> Calls:
     """Calls by curve and number of tokens, for draft lengths up to `draft_length`. They have caches of their own."""
+    sampler = sampler.unbound()
     tokens = [number for number in MEASURED_TOKENS if number <= draft_length + 1] or [1]
     if tokens[-1] <= draft_length:
         tokens.append(draft_length + 1)

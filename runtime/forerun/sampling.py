@@ -63,6 +63,10 @@ class Sampler:
         self._backend = backend
         self._bound: dict[tuple[str, object], Call] = {}
 
+    def unbound(self) -> Sampler:
+        """The same stages with bindings of their own, for tensors that are used for a while only."""
+        return Sampler(self._engines, self._backend)
+
     def shape(
         self, side: LogitTensors, tensors: RoundTensors, demands: Demands, places: Sequence[PlaceEdits] | None
     ) -> Shaped:

@@ -25,7 +25,7 @@ class Trace:
         self._console = console
         self._tokenizer = tokenizer
         self._rounds = 0
-        legend = Text("round  kept  ")
+        legend = Text("round  kept   draft  ")
         for kind, style in STYLES.items():
             legend.append(f"{kind} ", style)
         console.print(legend, soft_wrap=True)
@@ -34,7 +34,7 @@ class Trace:
         """Print one round."""
         self._rounds += 1
         proposed = chunk.accepted + len(chunk.rejected)
-        line = Text(f"{self._rounds:5}  {chunk.accepted:2}/{proposed:<2} ")
+        line = Text(f"{self._rounds:5}  {chunk.accepted:2}/{proposed:<2}  {chunk.draft or '':5}  ")
         for index, piece in enumerate(chunk.pieces):
             line.append(piece.translate(_VISIBLE), STYLES[_kind(chunk, index)])
         for token in chunk.rejected:

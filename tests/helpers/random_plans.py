@@ -22,6 +22,9 @@ class RandomPlanner:
             self.used[choice.draft] = self.used.get(choice.draft, 0) + 1
         return Plan(tuple(choices))
 
+    def observe(self, *_: object) -> None:
+        """What rounds take changes nothing."""
+
     def _choice(self, index: int, row: Row) -> Choice:
         room = row.proposals_wanted()
         if room <= 0 or not row.drafts:

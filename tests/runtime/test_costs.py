@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forerun import Decoder
-from forerun.costs import CostFile, Costs, Curve, measure
+from forerun.costs import CostFile, Costs, Curve, RoundShape, RunningCosts, measure
 from helpers.table_models import table_pair
 
 CURVE = Curve((1, 2, 4), (10.0, 12.0, 20.0))
@@ -44,15 +44,47 @@ def test_every_call_is_measured_at_each_size() -> None:
     assert costs.target_s(5) > costs.target_s(1) >= 0.001
 
 
-def test_costs_are_those_of_a_round() -> None:
+def flat_costs() -> Costs:
     flat = Curve((1,), (1.0,))
-    costs = Costs(
+    return Costs(
         target=CURVE, draft=CURVE, draw_greedy=flat, draw_sampled=flat, accept_greedy=flat, accept_sampled=flat
     )
-    assert costs.verify_s(1, 3, samples=False) == 20.0 + 1.0
-    assert costs.verify_s(2, 0, samples=True) == 12.0 + 1.0
-    assert costs.propose_s(1, 3, samples=True) == 12.0 + 10.0 + 10.0 + 3.0
-    assert costs.propose_s(1, 0, samples=False) == 0.0
+
+
+def test_costs_are_those_of_a_round() -> None:
+    costs = flat_costs()
+    assert costs.round_s(RoundShape(rows=2, steps=0, width=0, samples=False)) == 12.0 + 1.0
+    assert costs.round_s(RoundShape(rows=1, steps=0, width=3, samples=True)) == 20.0 + 1.0
+    assert costs.round_s(RoundShape(rows=1, steps=3, width=3, samples=True)) == (12.0 + 10.0 + 10.0 + 3.0) + 20.0 + 1.0
+
+
+PLAIN = RoundShape(rows=1, steps=0, width=0, samples=False)
+WIDE = RoundShape(rows=1, steps=0, width=3, samples=False)
+
+
+def test_what_slows_every_round_alike_changes_no_ratio() -> None:
+    running = RunningCosts(flat_costs())
+    for _ in range(300):
+        running.observe(PLAIN, 3 * 11.0)
+        running.observe(WIDE, 3 * 21.0)
+    assert running.round_s(WIDE) / running.round_s(PLAIN) == pytest.approx(21 / 11, rel=0.01)
+
+
+def test_a_shape_that_takes_longer_than_was_measured_becomes_dearer_than_the_others() -> None:
+    running = RunningCosts(flat_costs())
+    for _ in range(60):
+        running.observe(PLAIN, 11.0)
+        running.observe(WIDE, 31.5)
+    assert running.round_s(WIDE) / running.round_s(PLAIN) == pytest.approx(31.5 / 11, rel=0.1)
+
+
+def test_one_slow_round_is_mostly_chance_and_is_forgotten() -> None:
+    running = RunningCosts(flat_costs())
+    running.observe(WIDE, 1000.0)
+    assert running.round_s(WIDE) < 21 * 1.06
+    for _ in range(600):
+        running.observe(PLAIN, 11.0)
+    assert running.round_s(WIDE) / running.round_s(PLAIN) == pytest.approx(21 / 11, rel=0.01)
 
 
 def measured(path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> tuple[Costs, list[int]]:

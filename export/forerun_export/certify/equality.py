@@ -28,7 +28,12 @@ PROMPTS = (
     "Tell a short story about a lighthouse keeper.",
 )
 NEW_TOKENS = 24
-DRAFT_LENGTHS = (1, 4)
+DRAFTS: Mapping[str, Mapping[str, Any]] = {
+    "K = 1": {"draft_length": 1},
+    "K = 4": {"draft_length": 4},
+    "n-grams": {"draft": "ngram"},
+    "adaptive": {},
+}
 SEEDS = (1, 2)
 SAMPLED: Mapping[str, Any] = {"law": "coupled", "temperature": 1.0, "top_p": 0.95}
 NUCLEUS_EDGE = 1e-4  # by how much a kernel's error may move the weight at which a nucleus ends
@@ -57,12 +62,12 @@ class Rescored:
 
 
 def equality(decoder: Decoder, prompts: Sequence[str] = PROMPTS, *, report: Report = silent) -> Iterator[Finding]:
-    """Greedy on every prompt, and `coupled` for every prompt and seed: each with several K, alone and in a batch."""
+    """Greedy on every prompt, and `coupled` for every prompt and seed: each with every kind of draft, in a batch."""
     tokens = [tuple(decoder.tokenizer.chat([{"role": "user", "content": prompt}])) for prompt in prompts]
     report("Comparing with plain decoding", 0, 2)
-    yield _finding(decoder, "greedy", list(splits(decoder, tokens, [None], {})), len(tokens) * len(DRAFT_LENGTHS))
+    yield _finding(decoder, "greedy", list(splits(decoder, tokens, [None], {})), len(tokens) * len(DRAFTS))
     report("Comparing with plain decoding", 1, 2)
-    cases = len(tokens) * len(SEEDS) * len(DRAFT_LENGTHS)
+    cases = len(tokens) * len(SEEDS) * len(DRAFTS)
     yield _finding(decoder, "coupled", list(splits(decoder, tokens, SEEDS, SAMPLED)), cases)
 
 
@@ -70,16 +75,21 @@ def splits(
     decoder: Decoder, prompts: Sequence[Tokens], seeds: Sequence[int | None], controls: Mapping[str, Any]
 ) -> Iterator[Split]:
     """Each text that speculation changes: plain decoding is one prompt at a time, speculation a batch of all."""
-    limit = decoder.manifest.limits.draft_length
     given = {**controls, "max_new_tokens": NEW_TOKENS}
     for seed in seeds:
         plain = [decoder.generate(list(prompt), draft="none", seed=seed, **given).token_ids for prompt in prompts]
-        for length in DRAFT_LENGTHS:
-            requests = [Request.of(prompt, draft_length=min(length, limit), seed=seed, **given) for prompt in prompts]
+        for draft in drafts_within(decoder.manifest.limits.draft_length):
+            requests = [Request.of(prompt, **draft, seed=seed, **given) for prompt in prompts]
             texts = decoder.generate(requests)
             for prompt, alone, text in zip(prompts, plain, texts, strict=True):
                 if split := first_split(prompt, alone, text.token_ids, seed):
                     yield split
+
+
+def drafts_within(longest: int) -> Iterator[dict[str, Any]]:
+    """The controls of DRAFTS, with draft lengths that engines take."""
+    for controls in DRAFTS.values():
+        yield {name: min(value, longest) if name == "draft_length" else value for name, value in controls.items()}
 
 
 def _finding(decoder: Decoder, law: str, found: Sequence[Split], cases: int) -> Finding:
@@ -89,9 +99,10 @@ def _finding(decoder: Decoder, law: str, found: Sequence[Split], cases: int) -> 
     if scored:
         figure += "; " + "; ".join(str(one or "not scored: the checkpoint is not here") for one in scored)
     kind = "greedy" if law == "greedy" else "coupled, seeds and top-p"
+    drafts = ", ".join(DRAFTS)
     return Finding(
         part=PART,
-        shown=f"{kind}: speculative output is plain output, token for token (K = 1 and 4, batches)",
+        shown=f"{kind}: speculative output is plain output, token for token ({drafts}; batches)",
         figure=figure,
         power=f"a change in {smallest_rate(cases * NEW_TOKENS, POWER):.1%} of tokens ({POWER:.0%})",
         status=verdict(not bugs),

@@ -9,6 +9,9 @@ from onnx_ir import convenience
 
 from forerun.errors import ExportError
 
+CONTRIB = "com.microsoft"
+"""The domain of onnxruntime's own operators."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -44,20 +47,28 @@ class NodeWriter:
         elif self._after is not None:
             self._graph.insert_after(self._after, self._nodes)
 
-    def op(self, kind: str, *inputs: ir.Value | None, name: str | None = None, **attributes: Attribute) -> ir.Value:
-        """Append one node of a standard operator with one output, called `name` if given."""
-        return self.ops(kind, *inputs, names=(name,), **attributes)[0]
+    def op(
+        self,
+        kind: str,
+        *inputs: ir.Value | None,
+        name: str | None = None,
+        domain: str = "",
+        **attributes: Attribute,
+    ) -> ir.Value:
+        """Append one node with one output, called `name` if given; of a standard operator unless `domain` says."""
+        return self.ops(kind, *inputs, names=(name,), domain=domain, **attributes)[0]
 
     def ops(
         self,
         kind: str,
         *inputs: ir.Value | None,
         names: Sequence[str | None],
+        domain: str = "",
         **attributes: Attribute,
     ) -> Sequence[ir.Value]:
         """Append one node with as many outputs as there are `names`."""
         outputs = [ir.Value(name=name) for name in names]
-        node = ir.Node("", kind, inputs, convenience.convert_attributes(dict(attributes)), outputs=outputs)
+        node = ir.Node(domain, kind, inputs, convenience.convert_attributes(dict(attributes)), outputs=outputs)
         self._nodes.append(node)
         return node.outputs
 
@@ -100,12 +111,20 @@ def weight(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def derived_weight(
-    name: str, shape: Sequence[int], sources: Sequence[ir.TensorProtocol], rule: Callable[..., np.ndarray]
+    name: str,
+    shape: Sequence[int],
+    sources: Sequence[ir.TensorProtocol],
+    rule: Callable[..., np.ndarray],
+    *,
+    dtype: ir.DataType | None = None,
 ) -> ir.TensorProtocol:
-    """A weight computed from others only when it is written, so that no second copy waits in memory."""
+    """A weight computed from others only when it is written, so that no second copy waits in memory.
+
+    Its element type is that of the sources unless `dtype` says otherwise.
+    """
     return ir.LazyTensor(
         lambda: ir.Tensor(rule(*(source.numpy() for source in sources)), name=name),
-        dtype=sources[0].dtype,
+        dtype=dtype or sources[0].dtype,
         shape=ir.Shape(shape),
         name=name,
     )
@@ -128,6 +147,15 @@ def producer(value: ir.Value | None, kind: str) -> ir.Node | None:
     return node if node is not None and node.op_type == kind and node.domain == "" else None
 
 
+def head(model: ir.Model) -> ir.Node | None:
+    """The product that makes the logits, which may be scaled or capped behind it."""
+    logits = next((value for value in model.graph.outputs if value.name == "logits"), None)
+    node = logits.producer() if logits is not None else None
+    while node is not None and node.op_type not in ("MatMul", "MatMulIntegerToFloat"):
+        node = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+    return node
+
+
 def graph_input(model: ir.Model, name: str) -> ir.Value:
     """The graph input called `name`. Raises ExportError listing those that are there."""
     for value in model.graph.inputs:
@@ -148,7 +176,10 @@ def add_input(model: ir.Model, name: str, kind: ir.DataType, shape: Sequence[str
 
 
 def replace_output(old: ir.Value, new: ir.Value) -> None:
-    """Let every reader of `old`, graph outputs included, read `new`."""
+    """Let every reader of `old` read `new`, which takes its name, type and shape where it is a graph output."""
+    if old.is_graph_output():
+        old.name, new.name = new.name, old.name
+        new.type, new.shape = old.type, old.shape
     convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
 

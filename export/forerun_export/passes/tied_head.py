@@ -16,6 +16,7 @@ from forerun_export.passes.graph_tools import (
     NodeWriter,
     Outcome,
     drop_unused,
+    head,
     nodes_of,
     producer,
     sizes,
@@ -25,27 +26,19 @@ from forerun_export.passes.graph_tools import (
 
 def apply(model: ir.Model) -> Outcome:
     """Let the head read Transpose(embedding) if its weight has the same values."""
-    head = _head(model)
+    product = head(model)
     embedding = _embedding(model)
-    if head is None or embedding is None:
+    if product is None or embedding is None:
         return Outcome(False, "the graph has no MatMul head or no embedding")
-    if producer(head.inputs[1], "Transpose") is not None:
+    if producer(product.inputs[1], "Transpose") is not None:
         return Outcome(False, "the head reads the embedding's buffer already")
-    matrix, table = weight(head.inputs[1]), weight(embedding)
+    matrix, table = weight(product.inputs[1]), weight(embedding)
     if matrix is None or table is None or not _is_transposed(matrix, table):
         return Outcome(False, "the head has weights of its own")
-    with NodeWriter(model.graph, before=head) as w:
-        head.replace_input_with(1, w.op("Transpose", embedding, perm=(1, 0)))
+    with NodeWriter(model.graph, before=product) as w:
+        product.replace_input_with(1, w.op("Transpose", embedding, perm=(1, 0)))
     drop_unused(model)
     return Outcome(True)
-
-
-def _head(model: ir.Model) -> ir.Node | None:
-    logits = next((value for value in model.graph.outputs if value.name == "logits"), None)
-    node = logits.producer() if logits is not None else None
-    while node is not None and node.op_type != "MatMul":
-        node = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-    return node
 
 
 def _embedding(model: ir.Model) -> ir.Value | None:

@@ -1,0 +1,102 @@
+"""From a model's float32 graph to the one that is shipped: quantized, with a smaller head, and checked again.
+
+Weights are mapped from the float32 file and written one at a time, so memory holds one packed model at most.
+"""
+
+import gc
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from forerun.errors import ExportError
+from forerun.manifest import ModelRecord, Parity, Quantization
+from forerun.tokenizer import vocabulary_sha256
+from forerun_export import quality, row_check
+from forerun_export.graph_files import load_graph, save_sharing_graph
+from forerun_export.models import FLOAT32, Model
+from forerun_export.passes import smaller_head
+from forerun_export.precision import products, quantize, weight_bytes
+from forerun_export.progress import Report
+from forerun_export.recipe import Recipe
+from forerun_export.source_tokenizers import SourceTokenizer
+
+
+class Finishing:
+    """Finishes the models of one export in its folder."""
+
+    def __init__(self, recipe: Recipe, folder: Path, tokenizer: SourceTokenizer, progress: Report) -> None:
+        self._recipe = recipe
+        self._folder = folder
+        self._tokenizer = tokenizer
+        self._progress = progress
+
+    def run(self, models: Mapping[str, Model], found: Mapping[str, Parity]) -> dict[str, ModelRecord]:
+        """Finish all, the target first, whose weights a draft may share; what the manifest says of each.
+
+        Raises ExportError if a row's bits would depend on the other rows of a call.
+        """
+        records = {role: self._finish(model, found[role]) for role, model in models.items()}
+        shutil.rmtree(self._folder / FLOAT32, ignore_errors=True)
+        return records
+
+    def _finish(self, model: Model, found: Parity) -> ModelRecord:
+        quantization = self._quantize(model) if model.precision != "fp32" else None
+        head_tokens = self._cut_head(model) if model.role == "draft" else None
+        self._progress(f"checking the {model.role}'s rows")
+        row_check.check(model.runner(self._folder), precision=model.precision)
+        return ModelRecord(
+            graph=model.graph,
+            weights=model.weights,
+            source=model.source.text,
+            source_sha256=model.source_sha256,
+            architecture=model.architecture,
+            precision=model.precision,
+            frontend=model.frontend,
+            layers_left_out=model.layers_left_out,
+            vocabulary_sha256=vocabulary_sha256(self._tokenizer.tokenizer),
+            parity=found,
+            quantization=quantization,
+            head_tokens=head_tokens,
+        )
+
+    def _quantize(self, model: Model) -> Quantization:
+        """Write the model in its precision, and compare it with itself in float32."""
+        plain = model.float32_folder(self._folder)
+        logits = plain / "logits"
+        tokens = self._tokenizer.tokenizer.encode(quality.text(), add_special_tokens=False).ids
+        pieces = quality.windows(tokens, context=self._recipe.limits.context)
+        self._progress(f"reading a text with the {model.role} in fp32")
+        quality.save_logits(model.runner(plain), pieces, logits)
+        graph = load_graph(plain / model.graph, (plain / model.weights).parent)
+        bytes_fp32 = weight_bytes(graph)
+        quantize(graph, model.precision)
+        model.write(graph, self._folder, report=self._progress)
+        counts, num_bytes = products(graph), weight_bytes(graph)
+        del graph
+        gc.collect()
+        self._progress(f"reading it in {model.precision}")
+        distance = quality.distance(model.runner(self._folder), pieces, logits)
+        logits.unlink()
+        return Quantization(products=counts, bytes=num_bytes, bytes_fp32=bytes_fp32, **asdict(distance))
+
+    def _cut_head(self, model: Model) -> int | None:
+        """Let the draft's head compute the recipe's tokens only; how many these are, or None for all."""
+        draft = self._recipe.draft
+        if draft is None or draft.vocabulary is None:
+            return None
+        ranges = smaller_head.ranges_of(self._proposed(draft.vocabulary, model.architecture.vocabulary_size))
+        path = self._folder / model.graph
+        graph = load_graph(path, (self._folder / model.weights).parent)
+        if not smaller_head.apply(graph, ranges=ranges).modified:
+            return None
+        save_sharing_graph(graph, path, self._folder / model.owner / path.name)
+        return sum(end - start for start, end in ranges)
+
+    def _proposed(self, below: int, vocabulary_size: int) -> set[int]:
+        """Tokens below a number; and those that a text's bytes never make, the ends of sequences among them."""
+        special = {*self._tokenizer.tokenizer.get_added_tokens_decoder(), *self._tokenizer.end_tokens}
+        tokens = {*range(min(below, vocabulary_size)), *special}
+        if outside := [token for token in special if token >= vocabulary_size]:
+            raise ExportError(f"token {outside[0]} has no logit among {vocabulary_size}; fetch the checkpoint again")
+        return tokens
