@@ -67,13 +67,14 @@ def remarks(report: BenchReport) -> Iterator[str]:
 def _resting(report: BenchReport) -> Iterator[str]:
     """Where an adaptive K mostly chose not to speculate."""
     for engine in report.shown:
-        if not (engine.is_forerun and engine.draft != "none" and engine.draft_length is None):
-            continue
-        for category in report.categories:
-            one = report.summaries.get((category, engine.name))
-            rest = (one.rounds_by_draft or {}).get("none", 0.0) if one else 0.0
-            if rest > RESTS:
-                yield f"{engine.label}, {category}: nothing proposed in {rest:.0%} of rounds, as it would not have paid"
+        shares = {
+            category: (one.rounds_by_draft or {}).get("none", 0.0)
+            for (category, name), one in report.summaries.items()
+            if name == engine.name
+        }
+        where = ", ".join(f"{category} ({share:.0%} of rounds)" for category, share in shares.items() if share > RESTS)
+        if where and not engine.is_plain and engine.is_forerun and engine.draft_length is None:
+            yield f"{engine.label} mostly proposed nothing in {where}: there was no match, or it would not have paid"
 
 
 def _category(report: BenchReport, category: str) -> Grid:
@@ -182,7 +183,7 @@ def interval(estimate: Estimate | None, digits: int) -> str:
     value = f"{estimate.value:.{digits}f}"
     if estimate.low is None:
         return value
-    return f"{value} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+    return f"{value} [{estimate.low:.{digits}f}-{estimate.high:.{digits}f}]"
 
 
 def _number(value: float | None, digits: int) -> str:
