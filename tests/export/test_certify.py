@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,15 +13,16 @@ from click.testing import CliRunner, Result
 
 import forerun
 from forerun.cli import main
+from forerun.manifest import Quantization
 from forerun.oracle import keyed_draw, law_of
 from forerun.randomness import noise_keys
 from forerun_export.certify import PARTS, certify, explain
 from forerun_export.certify.engines import EngineLaws, Split, draw, first_split, g_test, naive_score
-from forerun_export.certify.equality import Rescored, gap
+from forerun_export.certify.equality import Rescored, gap, rescored
 from forerun_export.certify.explain import P, Q, emitted, fixed_point, residual_law, usual_ratio, variation
 from forerun_export.certify.graph_sets import FreshGraphs
 from forerun_export.certify.graphs import CHECKS, tally
-from forerun_export.certify.report import Certificate, Finding
+from forerun_export.certify.report import Certificate, Finding, whose_law
 from forerun_export.certify.statistics import SIGNIFICANCE
 from forerun_export.certify.wrong_graphs import WRONG_GRAPHS
 from forerun_export.sampling import sampling_model
@@ -199,5 +201,21 @@ def test_an_output_that_only_ends_earlier_is_no_tie() -> None:
 
 def test_a_certificate_without_failures_passes_though_a_mutant_is_below_its_power() -> None:
     finding = Finding(part="mutants", shown="x", figure="x", power="x", status="below power")
-    assert Certificate("x", [finding], 1.0).passed
-    assert "1 of them not shown or below the power" in Certificate("x", [finding], 1.0).render()
+    found = Certificate("x", [finding], 1.0, "The law of the target.")
+    assert found.passed
+    assert "1 of them not shown or below the power" in found.render()
+
+
+def test_a_certificate_says_whose_law_it_is_about(certificate: Certificate, decoder: forerun.Decoder) -> None:
+    assert "float32 engine" in certificate.render()
+    target = decoder.manifest.target
+    cost = Quantization({"int8": 3}, 100, 400, 50, 8.5, 8.25, 0.9, 0.01)
+    told = whose_law(replace(target, precision="int8", quantization=cost))
+    assert told.startswith("The target's law is that of its int8 engine, not of the checkpoint")
+    assert "perplexity 8.50 instead of 8.25" in told
+
+
+def test_no_rounding_excuses_a_difference_of_a_quantized_target(decoder: forerun.Decoder) -> None:
+    """The checkpoint's law is not its law; and its rows are bit-identical."""
+    quantized = replace(decoder.manifest.target, precision="int8")
+    assert rescored(quantized, Split((1, 2), plain=3, speculative=4, seed=None)) is None

@@ -19,7 +19,7 @@ from forerun_export.certify.explain import explain
 from forerun_export.certify.graph_sets import BuiltGraphs
 from forerun_export.certify.graphs import graphs
 from forerun_export.certify.mutants import mutants
-from forerun_export.certify.report import Certificate, Finding
+from forerun_export.certify.report import Certificate, Finding, whose_law
 from forerun_export.progress import Report, silent
 
 PARTS = ("enumeration", "graphs", "engines", "mutants")
@@ -58,8 +58,9 @@ def certify(
             "engines": lambda: _engines(decoder, samples, prompts, report),
             "mutants": lambda: mutants(decoder, samples=samples, report=report),
         }
+        law = whose_law(decoder.manifest.target)
         findings = [finding for part in PARTS if part in parts for finding in steps[part]()]
-    return Certificate(str(directory), findings, time.perf_counter() - started)
+    return Certificate(str(directory), findings, time.perf_counter() - started, law)
 
 
 def _engines(decoder: forerun.Decoder, samples: int, prompts: Sequence[str], report: Report) -> Iterator[Finding]:

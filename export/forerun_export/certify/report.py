@@ -8,6 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from forerun.inspection import cost_of
+from forerun.manifest import ModelRecord
+
 Status = Literal["pass", "fail", "below power", "not shown"]
 STYLES: Mapping[Status, str] = {"pass": "green", "fail": "bold red", "below power": "yellow", "not shown": "yellow"}
 
@@ -47,11 +50,12 @@ def verdict(passed: bool) -> Status:
 
 @dataclass(frozen=True)
 class Certificate:
-    """All findings about one engine directory."""
+    """All findings about one engine directory; `law` says whose law they are about."""
 
     directory: str
     findings: Sequence[Finding]
     seconds: float
+    law: str
 
     @property
     def passed(self) -> bool:
@@ -68,6 +72,7 @@ class Certificate:
         return {
             "directory": self.directory,
             "passed": self.passed,
+            "law": self.law,
             "seconds": round(self.seconds, 1),
             "findings": [finding.to_json() for finding in self.findings],
         }
@@ -81,7 +86,7 @@ class Certificate:
         said = f"{count} of {count} hold" if self.passed else f"{len(self.failures)} of {count} FAILED"
         below = sum(finding.status != "pass" for finding in self.findings) - len(self.failures)
         more = f", {below} of them not shown or below the power stated" if below else ""
-        return f"{captured.get()}{self.directory}: {said}{more} ({self.seconds:.0f} s)"
+        return f"{captured.get()}{self.law}\n{self.directory}: {said}{more} ({self.seconds:.0f} s)"
 
     def _table(self) -> Table:
         table = Table(show_lines=True)
@@ -92,3 +97,11 @@ class Certificate:
             cells = (finding.part, finding.shown, finding.figure, finding.power)
             table.add_row(*map(escape, cells), f"[{style}]{finding.status}[/{style}]")
         return table
+
+
+def whose_law(target: ModelRecord) -> str:
+    """A sentence on what the target's law is: that of its built engine, cheaper weights included."""
+    if target.precision == "fp32":
+        return "The target's law is that of its float32 engine."
+    cost = f"; {cost_of(target.precision, target.quantization)}" if target.quantization is not None else ""
+    return f"The target's law is that of its {target.precision} engine, not of the checkpoint{cost}."
