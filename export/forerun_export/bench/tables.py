@@ -13,6 +13,7 @@ from forerun_export.bench.report import BenchReport
 from forerun_export.bench.statistics import Estimate
 from forerun_export.bench.summaries import REFERENCES, Summary
 
+SHOWN_PLACES = 5  # of a round, from the first on; the JSON has all
 RESTS = 0.5  # from this share of rounds without a proposal on it is said
 WIDTH = 168  # where there is no terminal that has one
 
@@ -111,7 +112,7 @@ def _row(report: BenchReport, engine: Engine, one: Summary) -> list[str]:
         _pair(one.first_token_s),
         _pair(one.token_s),
         _number(one.tokens_per_target_call, 2),
-        " ".join(f"{share:.2f}".removeprefix("0") for share in one.acceptance or ()),
+        " ".join(f"{share:.2f}".removeprefix("0") for share in (one.acceptance or ())[:SHOWN_PLACES]),
         f"{peak / 1e6:.0f}{together}" if peak else "",
         str(one.lossless),
     ]
