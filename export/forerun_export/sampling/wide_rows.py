@@ -199,11 +199,11 @@ def edge(
         middle = low + (high - low) * 0.5
         larger = op.Cast(logits > middle, to=FLOAT.dtype)
         within = op.ReduceSum(larger * weights, [1]) < budget
-        moves = op.And(searching, op.Concat(op.Not(within), within, axis=1))
+        moves = op.Concat(op.Not(within), within, axis=1)
         ends = op.Where(moves, middle, ends)
         counts = op.Where(moves, op.ReduceSum(larger, [1]), counts)
-        is_between = op.And(middle > low, middle < high)
-        searching = op.And(searching, op.And(is_between, counts[:, :1] - counts[:, 1:] > 1.0))
+        several = counts[:, :1] - counts[:, 1:] > 1.0
+        searching = op.And(op.And(middle > low, middle < high), several)
         any_searching = op.ReduceMax(op.Cast(searching, to=INT64.dtype), keepdims=0) > 0
     return ends[:, :1], ends[:, 1:]
 
