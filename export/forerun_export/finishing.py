@@ -5,16 +5,19 @@ Weights are mapped from the float32 file and written one at a time, so memory ho
 
 import gc
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+
+import onnx_ir as ir
 
 from forerun.errors import ExportError
 from forerun.manifest import ModelRecord, Parity, Quantization
 from forerun.tokenizer import vocabulary_sha256
-from forerun_export import quality, row_check
+from forerun_export import calibration, quality, row_check
 from forerun_export.graph_files import load_graph, save_sharing_graph
-from forerun_export.models import FLOAT32, Model
+from forerun_export.graph_runner import Floats, GraphRunner
+from forerun_export.models import FLOAT32, GRAPH_NAME, Model
 from forerun_export.passes import smaller_head
 from forerun_export.precision import products, quantize, weight_bytes
 from forerun_export.progress import Report
@@ -30,6 +33,7 @@ class Finishing:
         self._folder = folder
         self._tokenizer = tokenizer
         self._progress = progress
+        self._largest_inputs: dict[str, Mapping[str, Floats]] = {}
 
     def run(self, models: Mapping[str, Model], found: Mapping[str, Parity]) -> dict[str, ModelRecord]:
         """Finish all, the target first, whose weights a draft may share; what the manifest says of each.
@@ -64,21 +68,36 @@ class Finishing:
         """Write the model in its precision, and compare it with itself in float32."""
         plain = model.float32_folder(self._folder)
         logits = plain / "logits"
-        tokens = self._tokenizer.tokenizer.encode(quality.text(), add_special_tokens=False).ids
-        pieces = quality.windows(tokens, context=self._recipe.limits.context)
-        self._progress(f"reading a text with the {model.role} in fp32")
-        quality.save_logits(model.runner(plain), pieces, logits)
         graph = load_graph(plain / model.graph, (plain / model.weights).parent)
+        self._read_in_float32(model, graph, logits)
         bytes_fp32 = weight_bytes(graph)
-        quantize(graph, model.precision)
+        quantize(graph, model.precision, largest_inputs=self._largest_inputs[model.owner])
         model.write(graph, self._folder, report=self._progress)
         counts, num_bytes = products(graph), weight_bytes(graph)
         del graph
         gc.collect()
-        self._progress(f"reading it in {model.precision}")
-        distance = quality.distance(model.runner(self._folder), pieces, logits)
+        self._progress(f"reading a text with the {model.role} in {model.precision}")
+        distance = quality.distance(model.runner(self._folder), self._pieces(quality.text()), logits)
         logits.unlink()
         return Quantization(products=counts, bytes=num_bytes, bytes_fp32=bytes_fp32, **asdict(distance))
+
+    def _read_in_float32(self, model: Model, graph: ir.Model, logits: Path) -> None:
+        """Keep the logits of the quality text; and what products read, unless the weights are another model's."""
+        self._progress(f"reading a text with the {model.role} in fp32")
+        plain = model.float32_folder(self._folder)
+        observed = graph.clone()
+        calibration.observe(observed)
+        path = plain / model.role / "observed.onnx"
+        save_sharing_graph(observed, path, plain / model.owner / GRAPH_NAME)
+        runner = GraphRunner(path, weights_folder=(plain / model.weights).parent)
+        if model.owner == model.role:
+            pieces = self._pieces(calibration.text())
+            self._largest_inputs[model.role] = calibration.largest_inputs(runner, pieces)
+        quality.save_logits(runner, self._pieces(quality.text()), logits)
+
+    def _pieces(self, text: str) -> list[Sequence[int]]:
+        tokens = self._tokenizer.tokenizer.encode(text, add_special_tokens=False).ids
+        return quality.windows(tokens, context=self._recipe.limits.context)
 
     def _cut_head(self, model: Model) -> int | None:
         """Let the draft's head compute the recipe's tokens only; how many these are, or None for all."""

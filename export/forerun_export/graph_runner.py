@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,33 +66,53 @@ class GraphRunner:
 
         By default the tokens are a chain, at the positions of their slots, and every row has logits (R = S).
         """
-        ids = np.asarray(tokens, np.int64)
-        batch, new = ids.shape
-        write = np.asarray(write_indices, np.int64)
-        if positions is None:
-            positions = write[:, None] + np.arange(new)
-        if tree_mask is None:
-            tree_mask = np.broadcast_to(np.tril(np.ones((new, new), bool)), (batch, new, new))
-        if logit_rows is None:
-            logit_rows = np.broadcast_to(np.arange(new), (batch, new))
-        feeds = {
-            "input_ids": ids,
-            "position_ids": np.ascontiguousarray(positions, np.int64),
-            "write_indices": write,
-            "tree_mask": np.ascontiguousarray(tree_mask, bool),
-            "logit_rows": np.ascontiguousarray(logit_rows, np.int64),
-        }
-        return self._run_bound(feeds, caches)
+        feeds = _feeds(tokens, write_indices, positions, tree_mask, logit_rows)
+        return self._run_bound(feeds, caches, ["logits"])["logits"]
 
-    def _run_bound(self, feeds: Mapping[str, np.ndarray], caches: Caches) -> Floats:
+    def observe(self, caches: Caches, tokens: npt.ArrayLike, write_indices: Sequence[int]) -> dict[str, Floats]:
+        """As `run`, but what other outputs the graph has than logits and caches, by name."""
+        names = [node.name for node in self._session.get_outputs()]
+        others = [name for name in names if name != "logits" and "_cache_out." not in name]
+        return self._run_bound(_feeds(tokens, write_indices), caches, others)
+
+    def _run_bound(
+        self, feeds: Mapping[str, npt.NDArray[Any]], caches: Caches, outputs: Sequence[str]
+    ) -> dict[str, Floats]:
         binding = self._session.io_binding()
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
         for name, value in caches.values.items():
             binding.bind_ortvalue_input(name, value)
-        binding.bind_output("logits")
+        for name in outputs:
+            binding.bind_output(name)
         for name, value in caches.values.items():
             binding.bind_ortvalue_output(name.replace("_cache.", "_cache_out."), value)
         self._session.run_with_iobinding(binding)
-        logits: Floats = binding.get_outputs()[0].numpy()
-        return logits
+        found = binding.get_outputs()
+        return {name: found[place].numpy() for place, name in enumerate(outputs)}
+
+
+def _feeds(
+    tokens: npt.ArrayLike,
+    write_indices: Sequence[int],
+    positions: npt.ArrayLike | None = None,
+    tree_mask: npt.ArrayLike | None = None,
+    logit_rows: npt.ArrayLike | None = None,
+) -> Mapping[str, npt.NDArray[Any]]:
+    """The graph's inputs beside its caches, with the defaults of `GraphRunner.run`."""
+    ids = np.asarray(tokens, np.int64)
+    batch, new = ids.shape
+    write = np.asarray(write_indices, np.int64)
+    if positions is None:
+        positions = write[:, None] + np.arange(new)
+    if tree_mask is None:
+        tree_mask = np.broadcast_to(np.tril(np.ones((new, new), bool)), (batch, new, new))
+    if logit_rows is None:
+        logit_rows = np.broadcast_to(np.arange(new), (batch, new))
+    return {
+        "input_ids": ids,
+        "position_ids": np.ascontiguousarray(positions, np.int64),
+        "write_indices": write,
+        "tree_mask": np.ascontiguousarray(tree_mask, bool),
+        "logit_rows": np.ascontiguousarray(logit_rows, np.int64),
+    }

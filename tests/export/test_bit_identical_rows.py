@@ -14,7 +14,7 @@ from forerun.manifest import Manifest
 from forerun_export.frontends import build_decoder
 from forerun_export.graph_runner import Caches, Floats, GraphRunner
 from forerun_export.passes import smaller_head
-from forerun_export.precision import PASSES, quantize
+from forerun_export.precision import quantize
 from forerun_export.sources import resolve
 from helpers.checkpoints import tiny_llama, tiny_llama_of_whole_blocks, tiny_qwen2
 from helpers.graphs import save
@@ -68,7 +68,7 @@ def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     source = resolve(str(MODELS[request.param](folder / "checkpoint")))
     decoder = build_decoder(source, context=CAPACITY)
     precision = request.param.partition(",")[0]
-    if precision in PASSES:
+    if precision in ("int8", "int4"):
         quantize(decoder.model, precision)
     if "smaller head" in request.param:
         smaller_head.apply(decoder.model, ranges=[(0, 16), (60, 200)])

@@ -14,7 +14,7 @@ from forerun_export.graph_files import load_graph, save_sharing_graph
 from forerun_export.graph_runner import Floats, GraphRunner
 from forerun_export.passes import smaller_head
 from forerun_export.passes.smaller_head import LOWEST, ranges_of
-from forerun_export.precision import PASSES, quantize
+from forerun_export.precision import quantize
 from forerun_export.sources import resolve
 from helpers.checkpoints import VOCABULARY_SIZE, tiny_llama, tiny_qwen2
 from helpers.graphs import save
@@ -24,7 +24,9 @@ RANGES = {"a beginning": [(0, 100)], "an end": [(100, 272)], "pieces": [(0, 50),
 MODELS: Mapping[str, Callable[[Path], Path]] = {"own head": tiny_llama, "tied head": partial(tiny_qwen2, tied=True)}
 
 
-@pytest.fixture(scope="module", params=[(model, precision) for model in MODELS for precision in PASSES])
+@pytest.fixture(
+    scope="module", params=[(model, precision) for model in MODELS for precision in ("fp32", "int8", "int4")]
+)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The graph of a decoder with its whole head."""
     model, precision = request.param

@@ -45,7 +45,7 @@ ZERO_POINT = 128
 
 def apply(model: ir.Model) -> Outcome:
     """Quantize every product with a constant matrix, and every embedding."""
-    products = [node for node in nodes_of(model, "MatMul") if _is_constant(node.inputs[1])]
+    products = [node for node in nodes_of(model, "MatMul") if is_constant(node.inputs[1])]
     lookups = [node for node in nodes_of(model, "Gather") if _is_embedding(node)]
     if not products and not lookups:
         return Outcome(False, "the graph has no product with a constant matrix and no embedding")
@@ -59,7 +59,7 @@ def apply(model: ir.Model) -> Outcome:
     return Outcome(True)
 
 
-def _is_constant(value: ir.Value | None) -> bool:
+def is_constant(value: ir.Value | None) -> bool:
     """A matrix [K,N]: an initializer or the transpose of one."""
     tensor = weight(initializer_of(value))
     return tensor is not None and len(tensor.shape) == 2
