@@ -14,6 +14,7 @@ from forerun_export.sampling.candidates import M, kept_candidates, largest, put,
 from forerun_export.sampling.wide_rows import bisected_laws, wide_laws
 
 INFINITY = float("inf")
+N = "N"
 CANDIDATES = 320  # nuclei of peaked laws are smaller, and are found among these
 
 
@@ -51,6 +52,34 @@ def narrow_laws(
 
 
 @formula
+def laws_of_whole_rows(
+    row: INT64[N, 2],
+    logits: FLOAT[B, R, V],
+    unfiltered: FLOAT[B, R, V],
+    weight: FLOAT[B, R, M],
+    temperature: FLOAT[B],
+    top_k: INT64[B],
+    top_p: FLOAT[B],
+    min_p: FLOAT[B],
+    missing: INT64[1],
+    stride: INT64[1],
+) -> tuple[FLOAT[N, V], BOOL[N]]:
+    """The laws of these rows, and whether they are right: by samples, or for stride 0 by bisection, which always is."""
+    request = row[:, :1]
+    p = op.GatherND(unfiltered, row)
+    k = op.Unsqueeze(op.GatherND(top_k, request), [1])
+    share = op.Unsqueeze(op.GatherND(top_p, request), [1])
+    least = op.Unsqueeze(op.GatherND(min_p, request), [1])
+    if op.Squeeze(stride) > 0:
+        laws, found = wide_laws(p, logits, row, k, share, least, op.GatherND(weight, row), missing, stride)
+    else:
+        t = op.Unsqueeze(op.GatherND(temperature, request), [1])
+        laws = bisected_laws(p, op.GatherND(logits, row), t, k, share, least)
+        found = op.Squeeze(k >= 0, [1])
+    return laws, found
+
+
+@formula
 def law_filtered(
     logits: FLOAT[B, R, V],
     temperature: FLOAT[B],
@@ -75,19 +104,10 @@ def law_filtered(
         searching = any_wide
         while searching:
             row = op.Transpose(op.NonZero(left))
-            request = row[:, :1]
-            p_row = op.GatherND(unfiltered, row)
-            k = op.Unsqueeze(op.GatherND(top_k, request), [1])
-            share = op.Unsqueeze(op.GatherND(top_p, request), [1])
-            least = op.Unsqueeze(op.GatherND(min_p, request), [1])
-            if op.Squeeze(stride) > 0:
-                row_weight = op.GatherND(weight, row)
-                found_law, found = wide_laws(p_row, logits, row, k, share, least, row_weight, missing, stride)
-            else:
-                t = op.Unsqueeze(op.GatherND(temperature, request), [1])
-                found_law = bisected_laws(p_row, op.GatherND(logits, row), t, k, share, least)
-                found = op.Squeeze(k >= 0, [1])
-            laws = op.ScatterND(laws, row, found_law)
+            found_laws, found = laws_of_whole_rows(
+                row, logits, unfiltered, weight, temperature, top_k, top_p, min_p, missing, stride
+            )
+            laws = op.ScatterND(laws, row, found_laws)
             left = op.ScatterND(left, row, op.Not(found))
             stride = stride / 8
             searching = op.ReduceMax(op.Cast(left, to=INT64.dtype), keepdims=0) > 0
