@@ -91,8 +91,8 @@ def test_a_text_that_says_itself_again_is_drafted_from_itself(decoder: forerun.D
     plain = decoder.generate(prompt, raw=True, max_new_tokens=NEW_TOKENS, draft="none")
     found = decoder.generate(prompt, raw=True, max_new_tokens=NEW_TOKENS, draft="ngram", draft_length=6)
     assert found.token_ids == plain.token_ids
-    assert found.stats.acceptance_rate > 0.8
-    assert found.stats.rounds <= 6
+    assert found.stats.acceptance_rate > 0.6
+    assert found.stats.rounds <= NEW_TOKENS / 2
 
 
 def test_a_sampled_text_with_a_seed_is_the_same_alone_and_beside_others(decoder: forerun.Decoder) -> None:
