@@ -2,9 +2,6 @@
 
 import io
 import json
-import os
-import signal
-from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,14 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from forerun.cli import main
-from forerun.directory import EngineDirectory
 from forerun_export.bench import BenchReport, Choice, Settings, bench
-from forerun_export.bench.engines import BASELINES, PLAIN, line_up
-from forerun_export.bench.measuring import Measured, TokenPrompt, measure
+from forerun_export.bench.engines import BASELINES, PLAIN
 from forerun_export.bench.plot import save_plot
-from forerun_export.bench.processes import Worker, WorkerSpec, waves
 from forerun_export.bench.prompts import BenchPrompt
-from forerun_export.bench.runs import Output, Task
 from helpers.table_models import TablePair, table_pair
 
 PROMPTS = [BenchPrompt("chat", "w1 w2"), BenchPrompt("chat", "w3"), BenchPrompt("code", "w4 w5 w6")]
@@ -181,111 +174,6 @@ def test_what_cannot_be_had_is_told_with_the_reason(pair: TablePair) -> None:
     assert reasons["torch"] == "its checkpoint table is not here; give it with --checkpoint SRC"
     assert "--draft-checkpoint" in reasons["torch-assisted"]
     assert found.summaries["all", "forerun-model"].lossless.status == "equal"
-
-
-def killed_at(worker_name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kill a worker's process before it is asked for the task of this number."""
-    decode, asked = Worker.decode, [0]
-
-    def watched(self: Worker, task: Task) -> Output:
-        if self.spec.name == worker_name:
-            asked[0] += 1
-            if asked[0] == number:
-                os.kill(self.process.pid, signal.SIGKILL)
-                self.process.wait()
-        return decode(self, task)
-
-    monkeypatch.setattr(Worker, "decode", watched)
-
-
-def test_a_worker_that_dies_is_told_and_the_rest_is_kept(pair: TablePair, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed_at("forerun-model", 4, monkeypatch)  # the first task is the warm-up
-    found = benched(pair, Choice(baselines=()))
-    reason = next(reason for engine, reason in found.failed.items() if engine.name == "forerun-model")
-    assert reason.startswith("after 2 runs: its process was killed (signal 9)")
-    assert len(found.measured.of("forerun-model")) == 2
-    assert len(found.measured.of(PLAIN)) == len(PROMPTS)
-    assert found.summaries["all", "forerun-model"].prompts == 2
-    json.dumps(found.to_json(), allow_nan=False)
-
-
-def test_a_worker_that_ends_by_itself_says_its_last_words() -> None:
-    spec = WorkerSpec("broken", "forerun", {"directory": "x", "threads": 1, "load_draft": 3})
-    with Worker(spec, threads=1) as worker:
-        assert worker.process.stdin is not None
-        worker.process.stdin.write("this is no question\n")
-        with pytest.raises(Exception, match=r"its process ended with code 1 \(json.*JSONDecodeError"):
-            worker.load()
-
-
-def test_a_directory_that_cannot_be_opened_is_an_error_of_its_engines(tmp_path: Path) -> None:
-    spec = WorkerSpec("broken", "forerun", {"directory": str(tmp_path), "threads": 1, "load_draft": True})
-    with Worker(spec, threads=1) as worker, pytest.raises(Exception, match=r"manifest\.json"):
-        worker.load()
-
-
-def test_no_process_is_left(pair: TablePair) -> None:
-    spec = WorkerSpec(PLAIN, "forerun", {"directory": str(pair.path), "threads": 1, "load_draft": False})
-    with Worker(spec, threads=1) as worker:
-        worker.load()
-        worker.decode(Task(tokens=(1, 2), max_new_tokens=3))
-    assert worker.process.returncode == 0
-
-
-def test_engines_take_turns_and_each_begins_once_in_a_while(pair: TablePair, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    decode = Worker.decode
-
-    def watched(self: Worker, task: Task) -> Output:
-        order.append(self.spec.name)
-        return decode(self, task)
-
-    monkeypatch.setattr(Worker, "decode", watched)
-    benched(pair, Choice(baselines=()))
-    measured = order[-4 * len(PROMPTS) :]  # behind the warm-up
-    turns = [measured[start : start + 4] for start in range(0, len(measured), 4)]
-    assert all(sorted(turn) == sorted(turns[0]) for turn in turns)
-    assert len({turn[0] for turn in turns}) > 1
-
-
-def sized(*sizes: int) -> list[WorkerSpec]:
-    return [WorkerSpec(str(number), "forerun", {}, size) for number, size in enumerate(sizes)]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "available", "expected"),
-    [
-        ((3, 4, 5), None, [["0", "1", "2"]]),
-        ((3, 4, 5), 12, [["0", "1", "2"]]),
-        ((3, 4, 5), 8, [["0", "1"], ["2"]]),
-        ((3, 9, 2), 8, [["0", "2"], ["1"]]),
-    ],
-)
-def test_workers_that_do_not_fit_together_wait(
-    sizes: Sequence[int], available: int | None, expected: list[list[str]]
-) -> None:
-    assert [[spec.name for spec in group] for group in waves(sized(*sizes), available)] == expected
-
-
-def test_groups_give_the_same_runs_one_after_the_other(pair: TablePair) -> None:
-    line = line_up(EngineDirectory.open(pair.path), Choice(baselines=()), threads=1, available_bytes=None)
-    prompts = [TokenPrompt("a", (1, 2)), TokenPrompt("a", (3,))]
-    settings = Settings(max_new_tokens=NEW_TOKENS)
-    together, apart = (measure(line, prompts, settings, available_bytes=free) for free in (None, 10**9))
-    assert together.groups == 1 < apart.groups
-
-    def said(measured: Measured) -> set[tuple[str, int, tuple[int, ...]]]:
-        return {(run.engine, run.prompt, run.output.tokens) for run in measured.runs}
-
-    assert said(together) == said(apart)
-
-
-def test_forerun_shares_a_process_where_memory_is_short(pair: TablePair) -> None:
-    directory = EngineDirectory.open(pair.path)
-    line = line_up(directory, Choice(baselines=()), threads=1, available_bytes=10**9)
-    assert len(line.workers) == 1
-    assert line.workers[0].arguments["load_draft"] is True
-    assert {engine.worker for engine in line.engines} == {line.workers[0].name}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from forerun.errors import ExportError
 from forerun.manifest import Manifest
 from forerun_export.bench import Choice, Settings, bench
 from forerun_export.bench.engines import line_up
-from forerun_export.bench.optimum_system import OptimumSystem, exported
+from forerun_export.bench.optimum_system import exported
 from forerun_export.bench.processes import Worker, WorkerSpec
 from forerun_export.bench.prompts import BenchPrompt
 from forerun_export.bench.runs import Output, Task
@@ -113,7 +113,10 @@ def test_optimum_exports_once_and_decodes_the_same(
     llama: Path, plain: TorchSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = OptimumSystem(str(llama), **COMMON).decode(TASK)
+    # In a process of its own, as always: its sessions bring their own threads, where forerun's share one pool.
+    with Worker(WorkerSpec("optimum", "optimum", {"checkpoint": str(llama), **COMMON}), threads=1) as worker:
+        worker.load()
+        found = worker.decode(TASK)
     assert found.tokens == plain.decode(TASK).tokens
     check_rounds(found)
     folder = exported(str(llama))

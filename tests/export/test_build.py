@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 import forerun
 from forerun.cli import main
 from forerun.errors import ExportError
-from forerun_export import build, parity, writer
+from forerun_export import models, parity, writer
 from forerun_export.build import export
 from forerun_export.recipe import read_recipe
 from forerun_export.sources import resolve
@@ -125,7 +125,7 @@ def test_layers_that_do_not_exist_or_all_of_them_are_refused(tmp_path: Path, lla
 def test_a_graph_that_does_not_compute_its_checkpoint_is_refused(
     tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = build.save_graph
+    saved = models.save_graph
 
     def save_with_a_wrong_weight(model: object, *paths: Path, **options: object) -> None:
         saved(model, *paths, **options)  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def test_a_graph_that_does_not_compute_its_checkpoint_is_refused(
         weights[len(weights) // 2 :] *= 1.001
         weights.tofile(paths[1])
 
-    monkeypatch.setattr(build, "save_graph", save_with_a_wrong_weight)
+    monkeypatch.setattr(models, "save_graph", save_with_a_wrong_weight)
     with pytest.raises(ExportError, match="does not compute what its checkpoint does"):
         export(read_recipe(options={"target": str(llama), **LIMITS}), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -11,9 +11,9 @@ from forerun_export.sampling.stages import SAMPLING_GRAPHS, save_sampling_graphs
 # Standard operators that the CUDA provider and TensorRT's parser both have.
 PORTABLE = """
     Abs Add And ArgMax Cast Concat CumSum Div Equal Exp Expand Flatten Gather GatherElements GatherND Greater
-    GreaterOrEqual Identity If IsNaN Less LessOrEqual Loop Max Min Mod Mul Neg Not Or Pad Range ReduceLogSum
-    ReduceMax ReduceMin ReduceSum Relu Reshape ScatterElements ScatterND Shape Slice Softmax Squeeze Sub
-    TensorScatter TopK Unsqueeze Where
+    GreaterOrEqual Identity If IsNaN Less LessOrEqual Loop Max Min Mod Mul Neg NonZero Not Or Pad Range ReduceLogSum
+    ReduceMax ReduceMin ReduceSum Relu Reshape ScatterElements ScatterND Shape Slice Softmax Sqrt Squeeze Sub
+    TensorScatter TopK Transpose Unsqueeze Where
 """
 INTERFACE = {
     "edit": ("logits edit_tokens edit_bias edit_penalty edit_shift only", "edited"),
@@ -91,3 +91,10 @@ def test_no_copy_is_made_to_fill_blocks_that_are_full(files: dict[str, Path]) ->
         sizes = {dim.dim_value for value in model.graph.input for dim in value.type.tensor_type.shape.dim}
         if not sizes & {300}:
             assert "Pad" not in {node.op_type for graph in graphs_in(model.graph) for node in graph.node}
+
+
+def test_loops_carry_few_enough_variables_to_keep_them_in_order(files: dict[str, Path]) -> None:
+    """onnxscript takes a loop's variables out of two sets, whose orders agree up to four; then it may swap them."""
+    for path in files.values():
+        for graph in graphs_in(onnx.load(path).graph):
+            assert all(len(node.output) <= 4 for node in graph.node if node.op_type == "Loop")

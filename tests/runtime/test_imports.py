@@ -86,7 +86,9 @@ def test_importing_forerun_loads_nothing_heavy() -> None:
     assert not loaded & HEAVY
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["inspect", "--help"], ["export", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["generate", "--help"], ["inspect", "--help"], ["export", "--help"], ["bench", "--help"]]
+)
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     loaded = loaded_by(f"from forerun.cli import main; main({arguments!r}, standalone_mode=False)")
     assert "click" in loaded

@@ -18,9 +18,8 @@ _KINDS = {
     "optimum": ("Optimum ONNX Runtime", "optimum", "optimum"),
 }
 BASELINES = tuple(_KINDS)
-DRAFTS = {"model": "forerun, model draft", "ngram": "forerun, n-gram draft", "auto": "forerun, auto"}
+DRAFTS = {"model": "model draft", "ngram": "n-gram draft", "auto": "auto"}
 SWEPT = ("model", "ngram")
-BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.6}
 PROCESS_BYTES = 400 << 20
 COPIES = {"torch": 1.2, "optimum": 2.2}  # of the float32 weights, in memory at the same time
 
@@ -106,18 +105,18 @@ def _forerun_engines(manifest: Manifest, choice: Choice) -> list[Engine]:
     drafted = [
         Engine(
             name=f"forerun-{draft}",
-            label=label,
+            label=_label(draft, manifest),
             worker=f"forerun-{draft}",
             plain=PLAIN,
             draft=draft,
             draft_length=None if draft == "auto" else choice.draft_length,
         )
-        for draft, label in DRAFTS.items()
+        for draft in DRAFTS
     ]
     swept = [
         Engine(
             name=f"forerun-{draft}-{length}",
-            label=f"{DRAFTS[draft]}, K = {length}",
+            label=f"{_label(draft, manifest)}, K = {length}",
             worker=f"forerun-{draft}",
             plain=PLAIN,
             draft=draft,
@@ -128,6 +127,11 @@ def _forerun_engines(manifest: Manifest, choice: Choice) -> list[Engine]:
         for length in sorted(set(choice.sweep) - {0})
     ]
     return [plain, *drafted, *swept]
+
+
+def _label(draft: str, manifest: Manifest) -> str:
+    precision = f" ({manifest.draft.precision})" if draft == "model" and manifest.draft else ""
+    return f"forerun, {DRAFTS[draft]}{precision}"
 
 
 def _forerun_workers(directory: EngineDirectory, threads: int) -> list[WorkerSpec]:
@@ -186,8 +190,9 @@ class _Baselines:
 
     def _weight_bytes(self, record: ModelRecord) -> float:
         """Of the model's weights in float32."""
-        size = self._manifest.files[record.weights].bytes
-        return size / BYTES_PER_WEIGHT.get(record.precision, 1.0) * BYTES_PER_WEIGHT["fp32"]
+        if record.quantization is not None:
+            return record.quantization.bytes_fp32
+        return self._manifest.files[record.weights].bytes
 
     def _checkpoint(self, record: ModelRecord, given: str | None, option: str) -> str:
         """The checkpoint that a model was built from, or the given one. Raises ExportError where it is not here."""

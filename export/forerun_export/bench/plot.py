@@ -74,7 +74,7 @@ def _image(report: BenchReport, kind: str) -> bytes:
 def draw(report: BenchReport) -> Figure:
     """The figure: bars above, the other panels that have something to show below."""
     panels: list[Callable[[Axes, BenchReport], None]] = []
-    if any(one.acceptance for one in report.summaries.values()):
+    if _acceptances(report):
         panels.append(_acceptance)
     if report.sweep:
         panels.append(_speed_up_by_length)
@@ -107,21 +107,35 @@ def _bars(axes: Axes, report: BenchReport) -> None:
             axes.annotate(f"{rate.value:.3g}", (at, rate.high or rate.value), ha="center", va="bottom", fontsize=7)
     axes.set_xticks(range(len(report.categories)), report.categories)
     axes.set_ylabel("tokens/s while decoding")
+    axes.margins(y=0.3)
     axes.legend(fontsize=8, ncols=2)
     _plain(axes)
 
 
 def _acceptance(axes: Axes, report: BenchReport) -> None:
-    for engine in report.shown:
-        one = report.summaries.get((report.categories[-1], engine.name))
-        if one is not None and one.acceptance:
-            places = range(1, len(one.acceptance) + 1)
-            axes.plot(places, one.acceptance, marker="o", color=_colour(engine), label=engine.label)
+    for label, (colour, acceptance) in _acceptances(report).items():
+        axes.plot(range(1, len(acceptance) + 1), acceptance, marker="o", color=colour, label=label)
     axes.set_title("share of proposals kept, by place in the round", fontsize=10)
     axes.set_ylim(0, 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=8)
     _plain(axes)
+
+
+def _acceptances(report: BenchReport) -> dict[str, tuple[str, Sequence[float]]]:
+    """Colour and shares by label: of each draft's longest fixed K if there is one, else of every bar.
+
+    Where K adapts, later places are proposed only where they are likely to be kept, so shares may rise.
+    """
+    category = report.categories[-1]
+    points = {point.draft: point for point in report.sweep if point.category == category}  # the last K is the longest
+    if points:
+        return {
+            f"{draft}, K = {point.draft_length}": (COLOURS[f"forerun-{draft}"], point.acceptance or ())
+            for draft, point in points.items()
+        }
+    found = {engine: report.summaries.get((category, engine.name)) for engine in report.shown}
+    return {engine.label: (_colour(engine), one.acceptance) for engine, one in found.items() if one and one.acceptance}
 
 
 def _speed_up_by_length(axes: Axes, report: BenchReport) -> None:
@@ -163,7 +177,8 @@ def _where_time_goes(axes: Axes, report: BenchReport) -> None:
     axes.set_yticks(range(len(spent)), [label.removeprefix("forerun, ") for label, _, _ in spent], fontsize=8)
     axes.invert_yaxis()
     axes.set_title("ms of an emitted token", fontsize=10)
-    axes.legend(fontsize=8)
+    axes.margins(x=0.3)
+    axes.legend(fontsize=8, loc="lower right")
     _plain(axes)
 
 

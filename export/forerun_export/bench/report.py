@@ -8,7 +8,7 @@ from typing import Any
 from forerun_export.bench.engines import Engine
 from forerun_export.bench.measuring import Measured, Settings
 from forerun_export.bench.prediction import Prediction, prediction
-from forerun_export.bench.summaries import Summary, summary
+from forerun_export.bench.summaries import Summary, acceptance_by_position, summary
 
 ALL = "all"
 """The name of all categories together, in reports."""
@@ -22,6 +22,7 @@ class SweepPoint:
     draft: str
     draft_length: int
     found: Prediction
+    acceptance: Sequence[float] | None
 
     def to_json(self) -> dict[str, Any]:
         """As an object of the report's JSON."""
@@ -32,6 +33,7 @@ class SweepPoint:
             "predicted": self.found.predicted,
             "observed": self.found.observed and self.found.observed.to_json(),
             "tokens_per_target_call": self.found.tokens,
+            "acceptance_by_position": self.acceptance and list(self.acceptance),
         }
 
 
@@ -89,7 +91,8 @@ class BenchReport:
         for category in self.categories:
             for engine in self.engines:
                 if engine.swept and (one := prediction(engine, self.measured, _only(category))):
-                    yield SweepPoint(category, engine.draft, engine.draft_length or 0, one)
+                    kept = acceptance_by_position(self.measured.of(engine.name, _only(category)))
+                    yield SweepPoint(category, engine.draft, engine.draft_length or 0, one, kept)
 
     @property
     def failed(self) -> dict[Engine, str]:

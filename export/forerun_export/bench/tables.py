@@ -13,6 +13,7 @@ from forerun_export.bench.report import BenchReport
 from forerun_export.bench.statistics import Estimate
 from forerun_export.bench.summaries import REFERENCES, Summary
 
+SHOWN_PLACES = 5  # of a round, from the first on; the JSON has all
 RESTS = 0.5  # from this share of rounds without a proposal on it is said
 WIDTH = 168  # where there is no terminal that has one
 
@@ -67,13 +68,14 @@ def remarks(report: BenchReport) -> Iterator[str]:
 def _resting(report: BenchReport) -> Iterator[str]:
     """Where an adaptive K mostly chose not to speculate."""
     for engine in report.shown:
-        if not (engine.is_forerun and engine.draft != "none" and engine.draft_length is None):
-            continue
-        for category in report.categories:
-            one = report.summaries.get((category, engine.name))
-            rest = (one.rounds_by_draft or {}).get("none", 0.0) if one else 0.0
-            if rest > RESTS:
-                yield f"{engine.label}, {category}: nothing proposed in {rest:.0%} of rounds, as it would not have paid"
+        shares = {
+            category: (one.rounds_by_draft or {}).get("none", 0.0)
+            for (category, name), one in report.summaries.items()
+            if name == engine.name
+        }
+        where = ", ".join(f"{category} ({share:.0%} of rounds)" for category, share in shares.items() if share > RESTS)
+        if where and not engine.is_plain and engine.is_forerun and engine.draft_length is None:
+            yield f"{engine.label} mostly proposed nothing in {where}: there was no match, or it would not have paid"
 
 
 def _category(report: BenchReport, category: str) -> Grid:
@@ -110,7 +112,7 @@ def _row(report: BenchReport, engine: Engine, one: Summary) -> list[str]:
         _pair(one.first_token_s),
         _pair(one.token_s),
         _number(one.tokens_per_target_call, 2),
-        " ".join(f"{share:.2f}".removeprefix("0") for share in one.acceptance or ()),
+        " ".join(f"{share:.2f}".removeprefix("0") for share in (one.acceptance or ())[:SHOWN_PLACES]),
         f"{peak / 1e6:.0f}{together}" if peak else "",
         str(one.lossless),
     ]
@@ -182,7 +184,7 @@ def interval(estimate: Estimate | None, digits: int) -> str:
     value = f"{estimate.value:.{digits}f}"
     if estimate.low is None:
         return value
-    return f"{value} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+    return f"{value} [{estimate.low:.{digits}f}-{estimate.high:.{digits}f}]"
 
 
 def _number(value: float | None, digits: int) -> str:

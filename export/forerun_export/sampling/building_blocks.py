@@ -41,9 +41,14 @@ def cut_into_blocks(rows: FLOAT[B, R, V], filler: FLOAT) -> FLOAT[B, R, BLOCKS, 
 
 
 @formula
-def cut_finely(rows: FLOAT[B, R, V], filler: FLOAT) -> FLOAT[B, R, FINE_BLOCKS, FINE_LENGTH]:
-    """Blocks of 64 tokens; the last one is filled up with `filler` (a scalar)."""
-    missing = op.Mod(-op.Shape(rows, start=2), FINE_LENGTH)
+def missing_in(rows: FLOAT[B, R, V]) -> INT64[1]:
+    """How many tokens the last block of 64 lacks: a constant outside of loops, in which the optimizer forgets V."""
+    return op.Mod(-op.Shape(rows, start=2), FINE_LENGTH)
+
+
+@formula
+def cut_finely(rows: FLOAT[B, R, V], missing: INT64[1], filler: FLOAT) -> FLOAT[B, R, FINE_BLOCKS, FINE_LENGTH]:
+    """Blocks of 64 tokens; the last one, in which so many are missing, is filled up with `filler` (a scalar)."""
     padded = op.Pad(rows, op.Concat([0, 0, 0, 0, 0], missing, axis=0), filler)
     return op.Reshape(padded, [0, 0, -1, 64])
 
@@ -78,10 +83,10 @@ def argmax(logits: FLOAT[B, R, V]) -> INT64[B, R]:
 
     In two stages because ArgMax runs on one core of a CPU, ReduceMax on all.
     """
-    blocks = cut_into_blocks(logits, -INFINITY)
+    blocks = cut_finely(logits, missing_in(logits), -INFINITY)
     block = op.ArgMax(op.ReduceMax(blocks, [3], keepdims=0), axis=2, keepdims=0)
     offset = op.ArgMax(block_at(blocks, block), axis=2, keepdims=0)
-    return block * BLOCK_LENGTH + offset
+    return block * FINE_LENGTH + offset
 
 
 @formula

@@ -13,7 +13,17 @@ TensorRT have no shifts, no bit operations and no unsigned integers.
 from onnxscript import FLOAT, INT64
 from onnxscript.onnx_opset import opset24 as op
 
-from forerun_export.sampling.building_blocks import FINE_LENGTH, B, R, V, block_at, cut_finely, formula, logarithm
+from forerun_export.sampling.building_blocks import (
+    FINE_LENGTH,
+    B,
+    R,
+    V,
+    block_at,
+    cut_finely,
+    formula,
+    logarithm,
+    missing_in,
+)
 
 PRIME = 2**31 - 1
 # Digits of pi, nine at a time: round constants that nobody chose.
@@ -86,7 +96,7 @@ def race(p: FLOAT[B, R, V], noise_keys: INT64[B, 2], positions: INT64[B, R]) -> 
     numbers, not V/64 + 64; draft and target would then agree a little more often (1 to 7% more on real pairs).
     """
     left, right = streams(noise_keys, positions)
-    blocks = cut_finely(p, 0.0)
+    blocks = cut_finely(p, missing_in(p), 0.0)
     block = winner(op.ReduceSum(blocks, [3], keepdims=0), left[:, :, :1], right[:, :, :1])
     offset = winner(block_at(blocks, block), left[:, :, 1:], right[:, :, 1:])
     return block * FINE_LENGTH + offset

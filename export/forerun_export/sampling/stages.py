@@ -11,13 +11,13 @@ from typing import Any
 
 import onnx_ir
 
-from forerun_export.sampling import controls, drawing, verification
+from forerun_export.sampling import controls, drawing, filters, verification
 from forerun_export.sampling.saving import sampling_model
 
 SAMPLING_GRAPHS: dict[str, Callable[..., Any]] = {
     "edit": controls.edit,
     "law": controls.plain_law,
-    "law-filtered": controls.law_filtered,
+    "law-filtered": filters.law_filtered,
     "draw": drawing.draw,
     "propose": drawing.propose,
     "verify-residual": verification.verify_residual,

@@ -1,0 +1,237 @@
+"""The laws of rows whose filters keep more than the candidates that are looked at first.
+
+    N             such rows
+    weight        of a token: its probability before the filters; where k tokens are counted, 1
+    budget        a filter ends where the weight of larger logits reaches it
+    band          the 512 likeliest tokens below a threshold
+
+A sample tells about where a filter ends, one look at whole rows corrects that, and the band there decides. What the
+sample tells is a guess that costs time if wrong, and nothing else: a row that does not end inside its band is handed
+back, for a larger sample, and in the end (more equal logits than a band is long) for bisection.
+
+Probabilities stand in for logits where equals need not be told apart: no softmax falls where a logit rises.
+"""
+
+from onnxscript import BOOL, FLOAT, INT64
+from onnxscript.onnx_opset import opset24 as op
+
+from forerun_export.sampling.building_blocks import B, R, V, formula
+from forerun_export.sampling.candidates import M, kept_candidates, largest, top_k_edge
+
+INFINITY = float("inf")
+N = "N"
+BAND = 512
+HALF_BAND = 256.0
+FEW = 128.0  # tokens of a sample, among which the weight is interpolated
+LOOKS = 16
+
+
+@formula
+def bracket(
+    p: FLOAT[N, V], weights: FLOAT[N, V], budget: FLOAT[N, 1], high: FLOAT[N, 1]
+) -> tuple[FLOAT[N, 2], FLOAT[N, 2], FLOAT[N, 2]]:
+    """A probability above the edge and one below it, few tokens apart; the weight and the number of tokens above each.
+
+    By bisection between `high` and the smallest, of a row until its tokens are few enough.
+    """
+    ends = op.Concat(high, op.Max(op.ReduceMin(p, [1]), 1e-30), axis=1)
+    sums = op.Concat(high * 0.0, op.ReduceSum(weights, [1]), axis=1)
+    counts = op.Concat(high * 0.0, op.ReduceSum(op.Cast(weights > 0.0, to=FLOAT.dtype), [1]), axis=1)
+    for _look in range(LOOKS):
+        middle = op.Sqrt(ends[:, :1]) * op.Sqrt(ends[:, 1:])
+        larger = op.Cast(p > middle, to=FLOAT.dtype)
+        weight = op.ReduceSum(larger * weights, [1])
+        within = weight < budget
+        moves = op.And(counts[:, 1:] - counts[:, :1] > FEW, op.Concat(within, op.Not(within), axis=1))
+        ends = op.Where(moves, middle, ends)
+        sums = op.Where(moves, weight, sums)
+        counts = op.Where(moves, op.ReduceSum(larger, [1]), counts)
+        all_few = op.ReduceMax(counts[:, 1:] - counts[:, :1], keepdims=0) <= FEW
+        if all_few:
+            break
+    return ends, sums, counts
+
+
+@formula
+def sampled(rows: FLOAT[N, V], stride: INT64[1]) -> FLOAT[N, V]:
+    """One token of so many, the middle one: vocabularies tend to be in the order of frequency."""
+    return op.Slice(rows, stride / 2, op.Shape(rows, start=1), [1], stride)
+
+
+@formula
+def threshold_above(
+    p: FLOAT[N, V],
+    weights: FLOAT[N, V],
+    total: FLOAT,
+    budget: FLOAT[N, 1],
+    high: FLOAT[N, 1],
+    above: FLOAT[N, 1],
+    stride: INT64[1],
+) -> FLOAT[N, 1]:
+    """A probability about half a band above the edge: a guess.
+
+    `total` is the weight of a row, `above` that of its tokens above `high`. An edge up there, which only a larger k
+    than candidates can lead to, is in the band below infinity.
+    """
+    sample = sampled(p, stride)
+    sample_weights = sampled(weights, stride) * op.Cast(sample <= high, to=FLOAT.dtype)
+    scale = op.ReduceSum(sample_weights, [1]) / (total - above)
+    sample_budget = (budget - above) * scale
+    ends, sums, counts = bracket(sample, sample_weights, sample_budget, high)
+
+    start, weight = ends[:, :1], sums[:, :1]
+    weight_between = sums[:, 1:] - weight
+    slope = (ends[:, 1:] - start) / weight_between
+    first = start + slope * (sample_budget - weight)
+    missed = (budget - op.ReduceSum(op.Cast(p > first, to=FLOAT.dtype) * weights, [1])) * scale
+    tokens_a_weight = (counts[:, 1:] - counts[:, :1]) / weight_between * op.Cast(stride, to=FLOAT.dtype)
+    corrected = first + slope * (missed - HALF_BAND / tokens_a_weight)
+    return op.Where(budget > above, op.Min(corrected, high), INFINITY)
+
+
+@formula
+def split(
+    p: FLOAT[N, V], threshold: FLOAT[N, 1], logits: FLOAT[B, R, V], row: INT64[N, 2], missing: INT64[1]
+) -> tuple[FLOAT[N, V], FLOAT[1, N, M], INT64[1, N, M], FLOAT[1, N, M]]:
+    """What is not below the threshold, 0 elsewhere; and the band in the order of its logits: these, tokens, weights.
+
+    `row` says which of the logits are a row's; `missing` as in `largest`. Without enough tokens below the threshold the
+    band ends with others, without logit and weight.
+    """
+    above = op.Cast(p >= threshold, to=FLOAT.dtype) * p
+    weight, token = largest(op.Unsqueeze(p - above, [0]), missing, op.Constant(value_ints=[BAND]))
+    length = op.Shape(token, start=2)
+    rows = op.Expand(op.Unsqueeze(row, [0, 2]), op.Concat([1, 1], length, [1], axis=0))
+    logit = op.GatherND(logits, op.Concat(rows, op.Unsqueeze(token, [3]), axis=3))
+    logit, order = op.TopK(op.Where(weight > 0.0, logit, -INFINITY), length)
+    return above, logit, op.GatherElements(token, order, axis=2), op.GatherElements(weight, order, axis=2)
+
+
+@formula
+def wide_top_k(
+    p: FLOAT[N, V],
+    logits: FLOAT[B, R, V],
+    row: INT64[N, 2],
+    k: FLOAT[N, 1],
+    weight: FLOAT[N, M],
+    missing: INT64[1],
+    stride: INT64[1],
+) -> tuple[FLOAT[N, 1], FLOAT[N, 1], FLOAT[N, 1], BOOL[N, 1]]:
+    """A threshold above the k-th largest logit; this logit; the weight of all no less; whether they are right."""
+    size = op.Cast(op.Shape(p, start=1), to=FLOAT.dtype)
+    candidates = op.Cast(op.Shape(weight, start=1), to=FLOAT.dtype)
+    threshold = threshold_above(p, op.Expand(1.0, op.Shape(p)), size, k, weight[:, -1:], candidates, stride)
+    above, logit, _token, weight_in_band = split(p, threshold, logits, row, missing)
+    count, before = op.ReduceSum(op.Cast(above > 0.0, to=FLOAT.dtype), [1]), op.ReduceSum(above, [1])
+    kth, total, found = top_k_edge(
+        logit, weight_in_band, op.Unsqueeze(k, [0]), op.Unsqueeze(count, [0]), op.Unsqueeze(before, [0])
+    )
+    least = op.Where(k > 0.0, threshold, 0.0)
+    return least, op.Squeeze(kth, [0]), op.Squeeze(total, [0]), op.Squeeze(found, [0])
+
+
+@formula
+def wide_laws(
+    p: FLOAT[N, V],
+    logits: FLOAT[B, R, V],
+    row: INT64[N, 2],
+    top_k: INT64[N, 1],
+    top_p: FLOAT[N, 1],
+    min_p: FLOAT[N, 1],
+    weight: FLOAT[N, M],
+    missing: INT64[1],
+    stride: INT64[1],
+) -> tuple[FLOAT[N, V], BOOL[N]]:
+    """The laws after the filters, which keep more than the candidates with these weights; and whether they are right.
+
+    One token of `stride` is in the sample.
+    """
+    k = op.Cast(top_k, to=FLOAT.dtype)
+    if op.ReduceMax(k, keepdims=0) > 0.0:
+        least_k, kth, total, found_k = wide_top_k(p, logits, row, k, weight, missing, stride)
+    else:
+        least_k, kth, total, found_k = k + 0.0, k - INFINITY, k + 1.0, k == 0.0
+    last = weight[:, -1:]
+    before_last = op.ReduceSum(op.Where(weight > last, weight, 0.0), [1])
+    nucleus = op.Max(top_p, 1e-30) * total
+    guess = threshold_above(p, p, op.Constant(value_float=1.0), nucleus, last, before_last, stride)
+    has_nucleus = top_p < 1.0
+    nucleus = op.Where(has_nucleus, nucleus, INFINITY)
+    least_weight = min_p * weight[:, :1]
+
+    # What top-k and min-p rule out is never above, so min-p alone needs no search.
+    threshold = op.Max(op.Where(has_nucleus, guess, 0.0), least_k, least_weight)
+    above, logit, token, weight_in_band = split(p, threshold, logits, row, missing)
+    before = op.ReduceSum(above, [1])
+    kept, all_kept, found = kept_candidates(
+        logit,
+        token,
+        weight_in_band,
+        op.Unsqueeze(before, [0]),
+        op.Unsqueeze(kth, [0]),
+        op.Unsqueeze(nucleus, [0]),
+        op.Unsqueeze(least_weight, [0]),
+    )
+    token, kept, all_kept = op.Squeeze(token, [0]), op.Squeeze(kept, [0]), op.Squeeze(all_kept, [0])
+    law_in_band = (op.GatherElements(above, token, axis=1) + kept) / all_kept
+    law = op.ScatterElements(above / all_kept, token, law_in_band, axis=1)
+    found = op.And(op.And(op.Squeeze(found, [0]), before < nucleus), found_k)
+    return law, op.Squeeze(found, [1])
+
+
+@formula
+def edge(
+    weights: FLOAT[N, V], logits: FLOAT[N, V], budget: FLOAT[N, 1], lowest: FLOAT[N, 1]
+) -> tuple[FLOAT[N, 1], FLOAT[N, 1]]:
+    """Where the weight of larger logits reaches the budget, as (low, high).
+
+    More than low is the first logit to be kept at the edge, or several equal ones; high is at most this. All above
+    `lowest` are kept if their weight is within the budget. By bisection: one look at the rows for each halving.
+    """
+    above = op.Cast(logits > lowest, to=FLOAT.dtype)
+    searching = op.ReduceSum(above * weights, [1]) >= budget
+    ends = op.Concat(lowest, op.Where(searching, op.ReduceMax(logits, [1]), lowest), axis=1)
+    count = op.ReduceSum(above, [1])
+    counts = op.Concat(count, count * 0.0, axis=1)
+    any_searching = op.ReduceMax(op.Cast(searching, to=INT64.dtype), keepdims=0) > 0
+    while any_searching:
+        low, high = ends[:, :1], ends[:, 1:]
+        middle = low + (high - low) * 0.5
+        larger = op.Cast(logits > middle, to=FLOAT.dtype)
+        within = op.ReduceSum(larger * weights, [1]) < budget
+        moves = op.Concat(op.Not(within), within, axis=1)
+        ends = op.Where(moves, middle, ends)
+        counts = op.Where(moves, op.ReduceSum(larger, [1]), counts)
+        several = counts[:, :1] - counts[:, 1:] > 1.0
+        searching = op.And(op.And(middle > low, middle < high), several)
+        any_searching = op.ReduceMax(op.Cast(searching, to=INT64.dtype), keepdims=0) > 0
+    return ends[:, :1], ends[:, 1:]
+
+
+@formula
+def bisected_laws(
+    p: FLOAT[N, V],
+    logits: FLOAT[N, V],
+    temperature: FLOAT[N, 1],
+    top_k: INT64[N, 1],
+    top_p: FLOAT[N, 1],
+    min_p: FLOAT[N, 1],
+) -> FLOAT[N, V]:
+    """The laws after the filters, whatever they keep."""
+    # Below this, probabilities are 0 in float32.
+    lowest = op.ReduceMax(logits, [1]) - temperature * 128.0
+    k = op.Where(top_k > 0, op.Cast(top_k, to=FLOAT.dtype), INFINITY)
+    low_k, _high_k = edge(op.Expand(1.0, op.Shape(p)), logits, k, lowest)
+    weights = p * op.Cast(logits > low_k, to=FLOAT.dtype)
+
+    nucleus = op.Where(top_p < 1.0, op.Max(top_p, 1e-30) * op.ReduceSum(weights, [1]), INFINITY)
+    low, high = edge(weights, logits, nucleus, low_k)
+    larger = logits > high
+    equals = op.Cast(op.And(logits > low, op.Not(larger)), to=FLOAT.dtype)
+    before_equals = op.ReduceSum(weights * op.Cast(larger, to=FLOAT.dtype), [1])
+    before = before_equals + op.CumSum(equals * weights, 1, exclusive=1, reverse=1)
+    in_nucleus = op.Or(larger, op.And(equals > 0.0, before < nucleus))
+
+    chosen = op.And(in_nucleus, weights >= min_p * op.ReduceMax(weights, [1]))
+    kept = weights * op.Cast(chosen, to=FLOAT.dtype)
+    return kept / op.ReduceSum(kept, [1])
