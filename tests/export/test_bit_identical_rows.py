@@ -12,12 +12,12 @@ import pytest
 
 from forerun.manifest import Manifest
 from forerun_export.frontends import build_decoder
+from forerun_export.graph_files import load_graph, save_graph
 from forerun_export.graph_runner import Caches, Floats, GraphRunner
 from forerun_export.passes import smaller_head
 from forerun_export.precision import quantize
 from forerun_export.sources import resolve
 from helpers.checkpoints import tiny_llama, tiny_llama_of_whole_blocks, tiny_qwen2
-from helpers.graphs import save
 
 PROMPT, NEW = 37, 9
 CAPACITY = 256
@@ -59,20 +59,23 @@ class Plain:
         return caches
 
 
-@pytest.fixture(scope="module", params=[*MODELS, "SmolLM2"])
+@pytest.fixture(scope="module", params=[*MODELS, "SmolLM2", "int8, SmolLM2", "int4, SmolLM2"])
 def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Plain:
-    if request.param == "SmolLM2":
-        engines: Path = request.getfixturevalue("smollm2")
-        return Plain(GraphRunner(engines / Manifest.read(engines / "manifest.json").target.graph))
     folder = tmp_path_factory.mktemp("model")
-    source = resolve(str(MODELS[request.param](folder / "checkpoint")))
-    decoder = build_decoder(source, context=CAPACITY)
     precision = request.param.partition(",")[0]
+    if "SmolLM2" in request.param:
+        engines: Path = request.getfixturevalue("smollm2")
+        graph = engines / Manifest.read(engines / "manifest.json").target.graph
+        model = load_graph(graph, graph.parent)
+    else:
+        source = resolve(str(MODELS[request.param](folder / "checkpoint")))
+        model = build_decoder(source, context=CAPACITY).model
     if precision in ("int8", "int4"):
-        quantize(decoder.model, precision)
+        quantize(model, precision)
     if "smaller head" in request.param:
-        smaller_head.apply(decoder.model, ranges=[(0, 16), (60, 200)])
-    return Plain(GraphRunner(save(decoder, folder / "target")))
+        smaller_head.apply(model, ranges=[(0, 16), (60, 200)])
+    save_graph(model, folder / "model.onnx", folder / "model.onnx.data")
+    return Plain(GraphRunner(folder / "model.onnx"))
 
 
 @pytest.mark.parametrize("new", range(1, NEW))

@@ -72,24 +72,43 @@ def test_int8_columns_of_zeros_stay_zeros() -> None:
     assert np.isfinite(int8_weights.scales(matrix, 1)).all()
 
 
-def test_int4_numbers_are_as_near_as_their_block_allows() -> None:
-    matrix = random_matrix(96, 20)
-    numbers, scale = int4_weights.quantized(matrix)
-    assert numbers.shape == (20, 3, 32)
-    assert numbers.max() <= 15
-    restored = (numbers.astype(np.float32) - 8) * scale[..., None]
-    plain = np.abs(matrix.T.reshape(20, 3, 32)).max(axis=2, keepdims=True) / 7
-    rounded = np.rint(matrix.T.reshape(20, 3, 32) / plain) * plain
-    errors = [np.square(matrix.T.reshape(20, 3, 32) - values).sum(axis=2) for values in (restored, rounded)]
-    assert (errors[0] <= errors[1] * 1.0001).all(), "no better than dividing by the largest"
+def int4_restored(matrix: np.ndarray) -> np.ndarray:
+    numbers, scale, zero = int4_weights.quantized(matrix)
+    blocks = (numbers.astype(np.float32) - zero[..., None]) * scale[..., None]
+    return blocks.reshape(matrix.shape[::-1]).T
 
 
-def test_int4_blocks_of_zeros_stay_zeros() -> None:
+def test_int4_numbers_are_nearer_than_rounding_between_the_extremes() -> None:
+    matrix = random_matrix(96, 20) + 0.5  # not centred: what zero points are for
+    numbers, scale, zero = int4_weights.quantized(matrix)
+    assert (numbers.shape, scale.shape, zero.shape) == ((20, 3, 32), (20, 3), (20, 3))
+    assert numbers.max() == 15
+    blocks = matrix.T.reshape(20, 3, 32)
+    step = (blocks.max(axis=2) - np.minimum(blocks.min(axis=2), 0))[..., None] / 15
+    plain = np.rint(blocks / step) * step
+    restored = int4_restored(matrix).T.reshape(20, 3, 32)
+    errors = [np.square(values - blocks).sum() for values in (restored, plain)]
+    assert errors[0] < errors[1]
+
+
+def test_int4_holds_sixteen_even_levels_exactly() -> None:
+    levels = (np.random.default_rng(3).integers(0, 16, (32, 5)) - 6) * 0.25
+    levels[:16] = ((np.arange(16) - 6) * 0.25)[:, None]
+    np.testing.assert_allclose(int4_restored(levels.astype(np.float32)), levels, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.3, -0.3])
+def test_int4_blocks_of_one_value_keep_it(value: float) -> None:
     matrix = random_matrix(64, 3)
-    matrix[:32, 1] = 0
-    numbers, scale = int4_weights.quantized(matrix)
-    assert set(numbers[1, 0].tolist()) == {8}
-    assert np.isfinite(scale).all()
+    matrix[:32, 1] = value
+    restored = int4_restored(matrix)
+    np.testing.assert_allclose(restored[:32, 1], value, rtol=1e-5)
+    assert np.isfinite(restored).all()
+
+
+def test_packed_numbers_lie_low_half_first_and_an_odd_one_beside_zero() -> None:
+    numbers = np.array([[1, 2, 3], [15, 0, 7]], np.uint8)
+    assert int4_weights.packed(numbers).tolist() == [[0x21, 0x03], [0x0F, 0x07]]
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
@@ -103,8 +122,7 @@ def test_the_graph_computes_with_the_weights_that_the_numbers_stand_for(
             axis = 0 if matrix.shape[0] == 272 else 1
             step = np.expand_dims(int8_weights.scales(matrix, axis), 1 - axis)
             return int8_weights.quantized(matrix, axis) * step
-        numbers, scale = int4_weights.quantized(matrix)
-        return ((numbers.astype(np.float32) - 8) * scale[..., None]).reshape(matrix.shape[::-1]).T
+        return int4_restored(matrix)
 
     found = logits_of(in_precision(decoder, precision), tmp_path / "quantized")
     expected = logits_of(with_every_weight(decoder, restored), tmp_path / "restored")
