@@ -70,7 +70,7 @@ def test_the_prompt_may_come_from_a_file_or_from_stdin(pair: Path, tmp_path: Pat
 
 
 def test_the_trace_shows_every_round_and_a_summary_on_stderr(pair: Path) -> None:
-    arguments = ("generate", pair, "t1 t2", "--raw", "--max-new-tokens", 12)
+    arguments = ("generate", pair, "t1 t2", "--raw", "--max-new-tokens", 12, "--draft-length", 4)
     result = run(*arguments, "--trace")
     rounds = json.loads(run(*arguments, "--json").stdout)["stats"]["rounds"]
     lines = result.stderr.splitlines()
