@@ -55,10 +55,9 @@ class KeyValueCache:
 
         Fails and moves as `reserve` does. Less than a quarter, so that rows which come and go move nothing.
         """
-        rows, slots = max(rows, 1), max(slots, CAPACITY_STEP)
-        if 4 * rows * _round_up(slots, CAPACITY_STEP) > self.rows * self.capacity:
-            return
-        self._move(rows, _round_up(slots, CAPACITY_STEP))
+        rows, capacity = max(rows, 1), min(_round_up(max(slots, 1), CAPACITY_STEP), self.capacity)
+        if 0 < 4 * rows * capacity <= self.rows * self.capacity:
+            self._move(rows, capacity)
 
     def _copy_rows(self, new: Tensor, old: Tensor) -> None:
         size = min(new.shape[2], old.shape[2]) * self._head_size

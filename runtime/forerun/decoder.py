@@ -85,7 +85,7 @@ class Decoder:
         self.target, self.tokenizer = target.result(), tokenizer.result()
         self._sampler = sampler = Sampler(graphs.result(), self.backend)
         self.draft = ModelDraft(draft.result(), sampler, self.backend) if draft is not None else None
-        drafts: list[Draft] = [NgramDraft(self.backend), *([self.draft] if self.draft is not None else [])]
+        drafts: list[Draft] = [*([self.draft] if self.draft is not None else []), NgramDraft(self.backend)]
         by_name = {draft.name: draft for draft in drafts}
         planner = Planner(by_name, lambda: self.costs)
         loop = Loop(self.backend, self.target, by_name, sampler, planner, draft_length=manifest.limits.draft_length)

@@ -185,7 +185,7 @@ class ModelDraft:
 
     def trim(self, rows: int, slots: int) -> None:
         """See `Draft.trim`."""
-        self.model.cache.trim(rows, slots)
+        self.model.trim(rows, slots)
 
     def release(self) -> None:
         """See `Draft.release`."""

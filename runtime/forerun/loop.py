@@ -29,7 +29,11 @@ from forerun.workspace import RoundTensors, Workspace
 
 
 class Loop:
-    """Rounds for a batch of rows, in lockstep; each row at its own length and with its own controls."""
+    """Rounds for a batch of rows, in lockstep; each row at its own length and with its own controls.
+
+    `drafts` propose in their order. One whose steps write into every row's columns comes before one that only fills
+    in its own rows.
+    """
 
     def __init__(
         self,
@@ -58,8 +62,9 @@ class Loop:
         self.target.prefill(index, row.tokens[:-1])
         for name in row.drafts:
             self.drafts[name].begin(index, row.tokens)
-        for name in self.planner.plan({index: row}).drafts:
-            self.drafts[name].prepare(index, row.tokens, rows=rows)
+        (choice,) = self.planner.plan({index: row}).choices
+        if choice.draft is not None:
+            self.drafts[choice.draft].prepare(index, row.tokens, rows=rows)
 
     def round(self, rows: Sequence[Row]) -> list[Verdict]:
         """One round for rows 0 .. n-1 of the batch: what each of them is to commit."""
@@ -68,8 +73,9 @@ class Loop:
         demands = Demands.of(rows)
         tensors = self._tensors(len(rows), plan.width)
         self._write_inputs(rows, plan.lengths(), demands, tensors)
-        for name in plan.drafts:
-            self.drafts[name].propose(rows, plan.lengths(name), demands, tensors)
+        for name, draft in self.drafts.items():  # in an order that matters: see `Loop`
+            if any(lengths := plan.lengths(name)):
+                draft.propose(rows, lengths, demands, tensors)
         self._verify(rows, tensors)
         verdicts = self._accept(rows, plan.choices, demands, tensors)
         self.planner.observe(rows, plan, time.perf_counter() - started)
@@ -144,7 +150,7 @@ class Loop:
         """Give back memory that these rows, the only ones of the batch, are far from needing."""
         slots = max((len(row.tokens) for row in rows), default=0) + self.draft_length
         with contextlib.suppress(BackendError):  # no room for the smaller copy: another time
-            self.target.cache.trim(len(rows), slots)
+            self.target.trim(len(rows), slots)
             for draft in self.drafts.values():
                 draft.trim(len(rows), slots)
         if self._workspace is not None and self._workspace.rows >= 4 * max(len(rows), 1):

@@ -62,11 +62,19 @@ class CachedModel:
         self._bound.clear()
         self._chains.clear()
 
-    def bind(self, shape: Shape, *, input_ids: Tensor, logits: Tensor) -> BoundShape:
-        """The call for a shape, with the caller's `input_ids` [B,S] and `logits` [B,R,V]; bound on first use."""
+    def trim(self, rows: int, slots: int) -> None:
+        """See `KeyValueCache.trim`. Bindings to the larger tensors go at once: they would keep them in memory."""
+        self.cache.trim(rows, slots)
+        self._drop_void_bindings()
+
+    def _drop_void_bindings(self) -> None:
         if self._bound_generation != self.cache.generation:
             self._bound.clear()
             self._bound_generation = self.cache.generation
+
+    def bind(self, shape: Shape, *, input_ids: Tensor, logits: Tensor) -> BoundShape:
+        """The call for a shape, with the caller's `input_ids` [B,S] and `logits` [B,R,V]; bound on first use."""
+        self._drop_void_bindings()
         key = (shape, input_ids.address, logits.address)
         if (bound := self._bound.get(key)) is None:
             bound = self._bound[key] = self._bind(shape, input_ids, logits)

@@ -42,11 +42,6 @@ class Plan:
         """w: proposals of the row that has most."""
         return max(choice.length for choice in self.choices)
 
-    @property
-    def drafts(self) -> Sequence[str]:
-        """The drafts that some row chose; the model first, as its steps write into every row's columns."""
-        return sorted({choice.draft for choice in self.choices if choice.draft is not None})
-
     def lengths(self, draft: str | None = None) -> list[int]:
         """Each row's K, or how much of it this draft proposes: all or nothing."""
         return [choice.length if draft in (None, choice.draft) else 0 for choice in self.choices]

@@ -1,5 +1,6 @@
 """Where sequences end, and where they hardly begin."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import forerun
 from forerun import Request
 from forerun.cache import CAPACITY_STEP
+from forerun.engine import Tensor
 from forerun.errors import RequestError
 from forerun.invariants import violations
 from forerun.model import PREFILL_CHUNK
@@ -282,6 +284,9 @@ def test_memory_of_rows_that_have_ended_is_given_back_and_the_others_go_on(
         while len(decoder.scheduler.rows) > 1:
             decoder.scheduler.step()
         assert (decoder.target.cache.rows, decoder.target.cache.capacity) == (1, CAPACITY_STEP)
+        gc.collect()
+        caches = [tensor for tensor in gc.get_objects() if isinstance(tensor, Tensor) and len(tensor.shape) == 4]
+        assert max(tensor.shape[0] for tensor in caches) == 1, "something still holds a cache of ended rows"
         assert violations(decoder) == []
         while lasting.active:
             decoder.scheduler.step()
