@@ -12,6 +12,7 @@ from forerun.invariants import violations
 from forerun.oracle import law_of, plain_law
 from helpers.joint_law import p_value
 from helpers.random_plans import plan_at_random
+from helpers.reference import greedy
 from helpers.table_models import TablePair, engine_directory, random_model, table_pair
 
 VOCABULARY, CONTEXT, POSITIONS, ROWS = 4, 12, 3, 2_000
@@ -88,3 +89,16 @@ def test_a_draft_that_falls_far_behind_catches_up_exactly(tmp_path: Path) -> Non
             decoder.scheduler.step()
             assert row.stats.accepted == accepted + 4
             assert violations(decoder) == []
+
+
+def test_rows_of_one_batch_are_judged_by_the_proposals_of_their_own_drafts(pair: TablePair, decoder: Decoder) -> None:
+    """The model's steps write into every row's columns; what the other draft says must be what is judged."""
+    prompts = [[1, 2, 3], [2, 0, 1, 3, 1, 2, 0]]
+    rows = [decoder._rows(Request.of(prompt, max_new_tokens=20))[0] for prompt in prompts]
+    decoder._add(rows)
+    planner = plan_at_random(decoder, seed=0)
+    choices = [forerun.planning.Choice("model", 3), forerun.planning.Choice("ngram", 3)]
+    planner._choice = lambda index, row: choices[index]  # type: ignore[method-assign]
+    decoder.scheduler.step()
+    judged = [(*chunk.token_ids[: chunk.accepted], *chunk.rejected) for chunk in (row.chunks[0] for row in rows)]
+    assert judged == [greedy(pair.draft, prompts[0], 3), (1, 3, 1)]
