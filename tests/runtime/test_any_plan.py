@@ -10,6 +10,7 @@ import forerun
 from forerun import Decoder, Request
 from forerun.invariants import violations
 from forerun.oracle import law_of, plain_law
+from forerun.planning import PLAIN, Choice
 from helpers.joint_law import p_value
 from helpers.random_plans import plan_at_random
 from helpers.reference import greedy
@@ -81,11 +82,11 @@ def test_a_draft_that_falls_far_behind_catches_up_exactly(tmp_path: Path) -> Non
         decoder._add([row])
         planner = plan_at_random(decoder, seed=0)
         for gap in (1, 2, 3, 40, 150):
-            planner._choice = lambda index, row: forerun.planning.PLAIN  # type: ignore[method-assign]
+            planner._choice = lambda index, row: PLAIN  # type: ignore[method-assign]
             for _ in range(gap):
                 decoder.scheduler.step()
             accepted = row.stats.accepted
-            planner._choice = lambda index, row: forerun.planning.Choice("model", 4)  # type: ignore[method-assign]
+            planner._choice = lambda index, row: Choice("model", 4)  # type: ignore[method-assign]
             decoder.scheduler.step()
             assert row.stats.accepted == accepted + 4
             assert violations(decoder) == []
@@ -93,12 +94,13 @@ def test_a_draft_that_falls_far_behind_catches_up_exactly(tmp_path: Path) -> Non
 
 def test_rows_of_one_batch_are_judged_by_the_proposals_of_their_own_drafts(pair: TablePair, decoder: Decoder) -> None:
     """The model's steps write into every row's columns; what the other draft says must be what is judged."""
-    prompts = [[1, 2, 3], [2, 0, 1, 3, 1, 2, 0]]
+    prompts = [[1, 2, 1], [2, 0, 1, 3, 1, 2, 0]]  # both go on somehow
     rows = [decoder._rows(Request.of(prompt, max_new_tokens=20))[0] for prompt in prompts]
     decoder._add(rows)
     planner = plan_at_random(decoder, seed=0)
-    choices = [forerun.planning.Choice("model", 3), forerun.planning.Choice("ngram", 3)]
-    planner._choice = lambda index, row: choices[index]  # type: ignore[method-assign]
+    choices = [Choice("model", 3), Choice("ngram", 3)]
+    ngrams = decoder.scheduler._loop.drafts["ngram"]
+    planner._choice = lambda index, row: choices[index] if ngrams.outlook(index, 3) else PLAIN  # type: ignore[method-assign]
     decoder.scheduler.step()
     judged = [(*chunk.token_ids[: chunk.accepted], *chunk.rejected) for chunk in (row.chunks[0] for row in rows)]
     assert judged == [greedy(pair.draft, prompts[0], 3), (1, 3, 1)]
