@@ -1,5 +1,6 @@
 """From a recipe to an engine directory: fetch, build, check, write, and only then take the old one's place."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from forerun_export.sources import resolve
 from forerun_export.tokenizers_from_gguf import source_tokenizer
 from forerun_export.writer import atomic_directory, file_records, megabytes
 
-TOOLS = ("onnxruntime", "mobius-onnx", "onnx-ir", "onnxscript", "torch", "transformers")
+TOOLS = ("onnxruntime", "mobius-onnx", "optimum-onnx", "onnx-ir", "onnxscript", "torch", "transformers")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,10 @@ class ExportResult:
     def summary(self) -> str:
         """For people: one line, and one more for each model whose weights are not float32."""
         size = megabytes(sum(record.bytes for record in self.manifest.files.values()))
-        lines = [f"{self.path}: {'built' if self.built else 'up to date, nothing to do'} ({size})"]
+        models = [record for record in (self.manifest.target, self.manifest.draft) if record is not None]
+        frontends = " and ".join(dict.fromkeys(record.frontend for record in models))
+        did = "built" if self.built else "up to date, nothing to do"
+        lines = [f"{self.path}: {did} ({size}, graphs by {frontends})"]
         for role, record in (("target", self.manifest.target), ("draft", self.manifest.draft)):
             if record is not None and record.quantization is not None:
                 lines.append(f"{role}: {cost_of(record.precision, record.quantization)}")
@@ -104,7 +108,12 @@ def _already_built(out: Path, key: str) -> Manifest | None:
 
 
 def _versions() -> dict[str, str]:
-    return {tool: importlib.metadata.version(tool) for tool in TOOLS}
+    """Of the tools that are there: a graph that was exported before needs neither PyTorch nor a builder."""
+    found = {}
+    for tool in TOOLS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[tool] = importlib.metadata.version(tool)
+    return found
 
 
 def _code_sha256() -> str:

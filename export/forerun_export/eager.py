@@ -7,44 +7,21 @@ of a kernel shows as a difference.
 import contextlib
 import functools
 import gc
+import inspect
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import gguf
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.overrides import TorchFunctionMode
 
 from forerun.errors import ExportError
 from forerun_export.progress import Report, silent
+from forerun_export.reference import Doubles, Prompt, Reference
 from forerun_export.sources import Source
-
-Doubles = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """Token ids at the positions `first_position`, `first_position + 1`, .."""
-
-    tokens: tuple[int, ...]
-    first_position: int = 0
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What the checkpoint says about some prompts.
-
-    `logits[i]` [T,V] of prompt i in float64; `rounding[i]` is the largest difference between them and the same
-    model run in float32; `name` says what made them.
-    """
-
-    name: str
-    prompts: tuple[Prompt, ...]
-    logits: tuple[Doubles, ...]
-    rounding: tuple[float, ...]
 
 
 def eager_references(
@@ -62,6 +39,7 @@ def eager_references(
     with _quiet():
         report("Loading the checkpoint in PyTorch")
         model = load_eager(source)
+        prompts = [_placed(model, prompt) for prompt in prompts]
         single = {variant: _run(model, prompts, variant) for variant in variants}
         report("Running it in float64")
         _double_while_it_runs(model)
@@ -124,21 +102,40 @@ def _run(model: Any, prompts: Sequence[Prompt], left_out: tuple[int, ...]) -> tu
 
 
 def _logits(model: Any, prompt: Prompt) -> Doubles:
-    ids = torch.tensor([prompt.tokens])
-    positions = torch.arange(len(prompt.tokens))[None] + prompt.first_position
-    logits: Doubles = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0].double().numpy()
+    inputs = {"input_ids": torch.tensor([prompt.tokens])}
+    if _takes_positions(model):
+        inputs["position_ids"] = torch.arange(len(prompt.tokens))[None] + prompt.first_position
+    logits: Doubles = model(**inputs, use_cache=False).logits[0].double().numpy()
     return logits
+
+
+def _takes_positions(model: Any) -> bool:
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
+def _placed(model: Any, prompt: Prompt) -> Prompt:
+    """The prompt, from position 0 where the model lets nobody choose positions."""
+    return prompt if _takes_positions(model) else replace(prompt, first_position=0)
 
 
 @contextlib.contextmanager
 def _without_layers(model: Any, left_out: tuple[int, ...]) -> Iterator[None]:
-    decoder = model.get_decoder()
-    layers = decoder.layers
-    decoder.layers = torch.nn.ModuleList(layer for number, layer in enumerate(layers) if number not in left_out)
+    decoder, name = _layer_list(model)
+    layers = getattr(decoder, name)
+    setattr(decoder, name, torch.nn.ModuleList(layer for n, layer in enumerate(layers) if n not in left_out))
     try:
         yield
     finally:
-        decoder.layers = layers
+        setattr(decoder, name, layers)
+
+
+def _layer_list(model: Any) -> tuple[Any, str]:
+    """The module that holds the list of layers, and what it calls it: architectures differ in both."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, torch.nn.ModuleList) and len(child) == model.config.num_hidden_layers:
+                return module, name
+    raise ExportError(f"{model.config.model_type} keeps its layers in no list; leave none of them out")
 
 
 def load_eager(source: Source) -> Any:
@@ -148,13 +145,17 @@ def load_eager(source: Source) -> Any:
     try:
         if source.kind == "gguf":
             return _load_gguf(source)
-        return transformers.AutoModelForCausalLM.from_pretrained(
+        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
             source.path,
             dtype=torch.float32,
             attn_implementation="eager",
             local_files_only=True,
             use_safetensors=True,
-        ).eval()
+            output_loading_info=True,
+        )
+        if missing := sorted(loading["missing_keys"]):  # transformers would draw them at random
+            raise ExportError(f"{source.text} lacks {len(missing)} weights ({missing[0]}, ..); fetch it again")
+        return model.eval()
     except ExportError:
         raise
     except MemoryError:
@@ -162,7 +163,7 @@ def load_eager(source: Source) -> Any:
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ExportError(
-            f"transformers cannot load {source.text} to compare with: {reason[:300]}; choose a checkpoint that it knows"
+            f"transformers cannot load {source.text}: {reason[:300]}; choose a checkpoint that it knows"
         ) from error
 
 

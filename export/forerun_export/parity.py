@@ -1,7 +1,7 @@
-"""Parity: a built graph against its source checkpoint run eagerly in PyTorch.
+"""Parity: a built graph against its source, a checkpoint run eagerly in PyTorch or a graph that was exported before.
 
-The yardstick is float64. Both the graph and PyTorch in float32 differ from it by rounding only, each in its own
-order of summation, so the graph's error is of the size of PyTorch's own. The bound, prompt by prompt, is
+The yardstick of a checkpoint is float64. Both the graph and PyTorch in float32 differ from it by rounding only, each
+in its own order of summation, so the graph's error is of the size of PyTorch's own. The bound, prompt by prompt, is
 ROUNDING_MULTIPLE times that. Measured: good graphs reach a fifth of it; a graph with swapped heads, another scale,
 positions off by one or a forgotten row of a norm is 800 times or more above it, one whose down projection is 0.1%
 too large in one layer of SmolLM2's thirty 14 times.
@@ -15,9 +15,9 @@ import numpy as np
 
 from forerun.errors import ExportError
 from forerun.manifest import Parity
-from forerun_export.eager import Doubles, Prompt, Reference, eager_references
 from forerun_export.graph_runner import Floats, GraphRunner
 from forerun_export.progress import Report, silent
+from forerun_export.reference import Doubles, Prompt, Reference, source_references
 from forerun_export.sources import Source
 
 ROUNDING_MULTIPLE = 8
@@ -71,9 +71,9 @@ def references(
     variants: Sequence[tuple[int, ...]] = ((),),
     report: Report = silent,
 ) -> Mapping[tuple[int, ...], Reference]:
-    """The reference of each variant (a tuple of layers left out), from one load of the checkpoint."""
+    """The reference of each variant (a tuple of layers left out), from one load of the source."""
     prompts = fixed_prompts(vocabulary_size, context=context, texts=texts)
-    return eager_references(source, prompts, variants=variants, report=report)
+    return source_references(source, prompts, variants=variants, report=report)
 
 
 def check(graph_path: Path, reference: Reference, *, weights_folder: Path | None = None) -> Parity:

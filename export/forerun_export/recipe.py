@@ -13,7 +13,7 @@ from forerun.schema import SchemaError, parse
 
 # What this version can build.
 Precision: TypeAlias = Literal["fp32", "int8", "int4"]
-Frontend: TypeAlias = Literal["auto", "mobius"]
+Frontend: TypeAlias = Literal["auto", "mobius", "optimum"]
 Device: TypeAlias = Literal["cpu"]
 
 _LAYERS = "layers:"

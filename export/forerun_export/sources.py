@@ -12,6 +12,7 @@ from forerun.errors import ExportError
 from forerun_export.gguf_metadata import check_complete, read_metadata
 
 CONFIG_NAME = "config.json"
+GRAPH_NAME = "model.onnx"
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 # What a snapshot needs; repositories often hold the same weights in other formats as well.
@@ -25,11 +26,12 @@ _CHUNK = 1 << 22
 class Source:
     """A checkpoint on this machine.
 
-    `text` is what the user wrote, `path` the GGUF file or the folder that it stands for.
+    `text` is what the user wrote, `path` the GGUF file or the folder that it stands for. A folder of kind "onnx" holds
+    a graph that was exported before (model.onnx) and no checkpoint.
     """
 
     text: str
-    kind: Literal["gguf", "folder"]
+    kind: Literal["gguf", "folder", "onnx"]
     path: Path
 
     def sha256(self) -> str:
@@ -37,7 +39,7 @@ class Source:
         if self.kind == "gguf":
             return _file_sha256(self.path)
         digest = hashlib.sha256()
-        for file in sorted(_checkpoint_files(self.path)):
+        for file in sorted(_checkpoint_files(self.path, self.kind)):
             digest.update(f"{file.name}\0{_file_sha256(file)}\n".encode())
         return digest.hexdigest()
 
@@ -55,20 +57,22 @@ def resolve(text: str) -> Source:
     """
     path = Path(text).expanduser()
     if path.is_dir():
-        _check_folder(path)
-        return Source(text, "folder", path)
+        return Source(text, _check_folder(path), path)
+    if path.is_file() and path.name == GRAPH_NAME:
+        _check_config(path.parent)
+        return Source(text, "onnx", path.parent)
     if path.is_file():
         check_complete(path)
         return Source(text, "gguf", path)
     if _HUB_ID.fullmatch(text) and not text.endswith(".gguf"):
         folder = _download(text)
-        _check_folder(folder)
-        return Source(text, "folder", folder)
+        return Source(text, _check_folder(folder), folder)
     raise ExportError(f"{text} does not exist; give a GGUF file, a Hugging Face folder or a hub id (owner/name)")
 
 
-def _checkpoint_files(folder: Path) -> list[Path]:
-    patterns = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+def _checkpoint_files(folder: Path, kind: str) -> list[Path]:
+    weights = ("*.onnx", "*.onnx_data", "*.onnx.data") if kind == "onnx" else ("*.safetensors",)
+    patterns = ("*.json", *weights, "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
     return [file for pattern in patterns for file in folder.glob(pattern) if file.is_file()]
 
 
@@ -80,7 +84,18 @@ def _file_sha256(path: Path) -> str:
         raise ExportError(f"{path} cannot be read: {error.strerror}; check the file and its permissions") from error
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path) -> Literal["folder", "onnx"]:
+    """The kind of a folder: a checkpoint, or a graph that was exported before. Raises ExportError if it is neither."""
+    _check_config(folder)
+    has_weights = (folder / INDEX_NAME).is_file() or (folder / WEIGHTS_NAME).is_file()
+    if (folder / GRAPH_NAME).is_file() and not has_weights:
+        return "onnx"
+    for file in _weight_files(folder):
+        _check_safetensors(file)
+    return "folder"
+
+
+def _check_config(folder: Path) -> None:
     if not (folder / CONFIG_NAME).is_file():
         ggufs = sorted(file.name for file in folder.glob("*.gguf"))
         hint = f"name the file {folder / ggufs[0]}" if ggufs else "give a Hugging Face model folder"
@@ -88,8 +103,6 @@ def _check_folder(folder: Path) -> None:
     config = _read_json(folder / CONFIG_NAME)
     if not isinstance(config.get("model_type"), str):
         raise ExportError(f"{folder / CONFIG_NAME} names no model_type; give a Hugging Face model folder")
-    for file in _weight_files(folder):
-        _check_safetensors(file)
 
 
 def _weight_files(folder: Path) -> list[Path]:

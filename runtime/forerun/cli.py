@@ -151,10 +151,14 @@ def _run(decoder: Decoder, request: Any, *, trace: bool, echo: bool) -> Generati
 @click.option("--verify", is_flag=True, help="Hash every file and load every graph, not only check sizes.")
 @json_option
 def inspect(directory: Path, verify: bool, as_json: bool) -> None:
-    """Tell what DIR holds, and whether it is whole."""
+    """Tell what DIR holds, and whether it is whole; or whether a decoder in ONNX (model.onnx) can be converted."""
     from forerun.directory import EngineDirectory
     from forerun.inspection import describe, to_json, violations
 
+    graph = directory / "model.onnx" if directory.is_dir() else directory
+    if graph.suffix == ".onnx" and graph.is_file() and not (directory / "manifest.json").exists():
+        _inspect_graph(graph, as_json=as_json)
+        return
     engines = EngineDirectory.open(directory)
     found = violations(engines) if verify else None
     if as_json:
@@ -163,6 +167,19 @@ def inspect(directory: Path, verify: bool, as_json: bool) -> None:
         click.echo(describe(engines, found))
     if found:
         raise EngineError(f"{directory}: {'; '.join(found)}; export again")
+
+
+def _inspect_graph(path: Path, *, as_json: bool) -> None:
+    try:
+        from forerun_export.examination import examine  # noqa: TID251 - the export side, as in `export`
+    except ModuleNotFoundError as error:
+        raise ExportError(
+            f"inspecting a graph needs the package {error.name}; install it with: pip install 'forerun[export]'"
+        ) from error
+    found = examine(path)
+    click.echo(json.dumps(found.to_json(), ensure_ascii=False) if as_json else found.describe())
+    if found.obstacles:
+        sys.exit(1)
 
 
 @main.command()

@@ -9,10 +9,10 @@ import pytest
 
 from forerun.errors import ExportError
 from forerun_export import parity
-from forerun_export.eager import Reference
 from forerun_export.frontends import Decoder, build_decoder
 from forerun_export.graph_files import save_sharing_graph
 from forerun_export.graph_runner import GraphRunner
+from forerun_export.reference import Reference
 from forerun_export.sources import resolve
 from helpers.checkpoints import VOCABULARY_SIZE, tiny_gguf, tiny_llama, tiny_qwen2
 from helpers.graphs import Array, save, with_weight

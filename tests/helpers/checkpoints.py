@@ -38,7 +38,7 @@ def tiny_llama(
     heads = {"num_attention_heads": query_heads, "num_key_value_heads": kv_heads, "head_dim": 8}
     widths = {"hidden_size": hidden, "intermediate_size": intermediate}
     config = LlamaConfig(**{**_COMMON, **widths}, **heads, tie_word_embeddings=tied)
-    return _save(LlamaForCausalLM(config), folder, seed)
+    return save_checkpoint(LlamaForCausalLM(config), folder, seed)
 
 
 def tiny_llama_of_whole_blocks(folder: Path, *, tied: bool = False, seed: int = 0) -> Path:
@@ -51,7 +51,7 @@ def tiny_qwen2(folder: Path, *, tied: bool = True, seed: int = 0) -> Path:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     heads = {"num_attention_heads": 6, "num_key_value_heads": 3}
-    return _save(Qwen2ForCausalLM(Qwen2Config(**_COMMON, **heads, tie_word_embeddings=tied)), folder, seed)
+    return save_checkpoint(Qwen2ForCausalLM(Qwen2Config(**_COMMON, **heads, tie_word_embeddings=tied)), folder, seed)
 
 
 def tiny_mistral_with_window(folder: Path, *, seed: int = 0) -> Path:
@@ -59,7 +59,7 @@ def tiny_mistral_with_window(folder: Path, *, seed: int = 0) -> Path:
     from transformers import MistralConfig, MistralForCausalLM
 
     heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
-    return _save(MistralForCausalLM(MistralConfig(**_COMMON, **heads, sliding_window=32)), folder, seed)
+    return save_checkpoint(MistralForCausalLM(MistralConfig(**_COMMON, **heads, sliding_window=32)), folder, seed)
 
 
 def byte_tokenizer() -> tokenizers.Tokenizer:
@@ -74,12 +74,13 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _save(model: Any, folder: Path, seed: int) -> Path:
+def save_checkpoint(model: Any, folder: Path, seed: int) -> Path:
+    """Give the model random weights and save it with a tokenizer."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
-            is_norm = "norm" in name
+            is_norm = weight.ndim == 1 and name.endswith("weight")
             weight.copy_(1 + 0.2 * noise if is_norm else 0.25 * noise)
     model.save_pretrained(folder)
     byte_tokenizer().save(str(folder / "tokenizer.json"))

@@ -17,8 +17,8 @@ from forerun_export.certify.graph_checks import smallest_rate
 from forerun_export.certify.margins import race_margin
 from forerun_export.certify.report import Finding, verdict
 from forerun_export.certify.statistics import POWER
-from forerun_export.eager import Prompt, eager_references
 from forerun_export.progress import Report, silent
+from forerun_export.reference import Prompt, source_references
 from forerun_export.sources import resolve
 
 PROMPTS = (
@@ -131,7 +131,7 @@ def rescored(target: ModelRecord, split: Split) -> Rescored | None:
     try:
         source = resolve(target.source)
         variant = tuple(target.layers_left_out)
-        reference = eager_references(source, [Prompt(split.context)], variants=[variant])[variant]
+        reference = source_references(source, [Prompt(split.context)], variants=[variant])[variant]
     except ExportError:
         return None
     logits = reference.logits[0][-1]

@@ -10,13 +10,21 @@ import onnx_ir as ir
 
 from forerun.errors import ExportError
 from forerun.manifest import Architecture
+from forerun_export.frontends.graph import CannotExpressError, FrontendGraph
 from forerun_export.passes import (
     cached_attention,
     decoder_inputs,
     drop_layers,
+    fixed_sizes,
+    flat_rows,
     fuse_projections,
+    grown_attention,
     logit_rows,
+    norm_operator,
+    position_tables,
+    rotary_operator,
     rotary_tables,
+    tidy,
     tied_head,
 )
 from forerun_export.passes.graph_tools import Outcome
@@ -24,6 +32,8 @@ from forerun_export.progress import Report, silent
 from forerun_export.sources import Source
 
 logger = logging.getLogger(__name__)
+
+FrontendName = Literal["auto", "mobius", "optimum"]
 
 
 @dataclass(frozen=True)
@@ -53,33 +63,82 @@ def build_decoder(
     *,
     context: int,
     layers_left_out: Sequence[int] = (),
-    frontend: Literal["auto", "mobius", "optimum"] = "auto",
+    frontend: FrontendName = "auto",
     report: Report = silent,
 ) -> Decoder:
     """Build the decoder graph of a checkpoint for up to `context` tokens, float32.
 
+    `auto` is mobius, whose graphs are no slower and take less time to build, unless it cannot express the model.
     Raises ExportError if the front end does not know the architecture, if the context is longer than the model's,
     or if the graph cannot be brought to the decoder contract.
     """
-    if frontend == "optimum":
-        raise ExportError("frontend optimum is not part of this version; use mobius (or auto)")
-    from forerun_export.frontends import mobius
-
-    graph = mobius.build(source, context=context, report=report)
-    to_contract(graph.model, context=context)
+    graph, name = _build(source, context, frontend, report)
     caches = sum(str(value.name).startswith("k_cache.") for value in graph.model.graph.inputs)
     if caches != graph.architecture.layers:
         raise ExportError(
             f"{source.text} has {graph.architecture.layers} layers, {caches} of them with a plain cache; "
             "choose a model whose layers all have one"
         )
-    decoder = Decoder(graph.model, graph.architecture, "mobius")
+    decoder = Decoder(graph.model, graph.architecture, name)
     return decoder.without_layers(layers_left_out) if layers_left_out else decoder
 
 
-def to_contract(model: ir.Model, *, context: int) -> None:
-    """Run the passes in order. Raises ExportError if one that the contract needs does not fire."""
-    passes: list[tuple[Callable[[ir.Model], Outcome], str, bool]] = [
+def _build(source: Source, context: int, frontend: FrontendName, report: Report) -> tuple[FrontendGraph, str]:
+    """The graph in contract form, and the name of the front end that made it."""
+    if frontend == "optimum" or source.kind == "onnx":
+        return _by_optimum(source, context, report), "optimum"
+    try:
+        return _by_mobius(source, context, report), "mobius"
+    except CannotExpressError as error:
+        if frontend == "mobius":
+            raise
+        report(f"using optimum, as {error}")
+        return _by_optimum_instead(source, context, report, error), "optimum"
+
+
+def _by_mobius(source: Source, context: int, report: Report) -> FrontendGraph:
+    from forerun_export.frontends import mobius
+
+    graph = mobius.build(source, context=context, report=report)
+    try:
+        run_passes(graph.model, built_passes(context))
+    except ExportError as error:
+        raise CannotExpressError(str(error)) from error
+    return graph
+
+
+def _by_optimum(source: Source, context: int, report: Report) -> FrontendGraph:
+    from forerun_export.frontends import optimum
+
+    graph = optimum.build(source, context=context, report=report)
+    report("rewriting the traced graph")
+    run_passes(graph.model, traced_passes(context, graph.softcap))
+    return graph
+
+
+def _by_optimum_instead(source: Source, context: int, report: Report, why: CannotExpressError) -> FrontendGraph:
+    try:
+        return _by_optimum(source, context, report)
+    except ExportError as error:
+        raise ExportError(f"by mobius: {why}; by optimum: {error}") from error
+
+
+Pass = tuple[Callable[[ir.Model], Outcome], str, bool]
+"""What to apply, its name, and whether the contract needs it to fire."""
+
+
+def run_passes(model: ir.Model, passes: Sequence[Pass]) -> None:
+    """Bring a graph to the contract. Raises ExportError if a pass that the contract needs does not fire."""
+    for apply, name, needed in passes:
+        outcome = apply(model)
+        if needed and not outcome.modified:
+            raise ExportError(f"the graph does not fit the decoder contract: {outcome.reason}; use another model")
+        logger.info("%s: %s", name, "done" if outcome.modified else f"nothing done, {outcome.reason}")
+
+
+def built_passes(context: int) -> list[Pass]:
+    """From a builder's graph, with a static cache and the operators of opset 24, to the contract."""
+    return [
         (fuse_projections.apply, "fuse_projections", False),
         (cached_attention.apply, "cached_attention", True),
         (logit_rows.apply, "logit_rows", True),
@@ -87,8 +146,20 @@ def to_contract(model: ir.Model, *, context: int) -> None:
         (functools.partial(rotary_tables.apply, context=context), "rotary_tables", False),
         (decoder_inputs.apply, "decoder_inputs", False),
     ]
-    for apply, name, needed in passes:
-        outcome = apply(model)
-        if needed and not outcome.modified:
-            raise ExportError(f"the graph does not fit the decoder contract: {outcome.reason}; use another model")
-        logger.info("%s: %s", name, "done" if outcome.modified else f"nothing done, {outcome.reason}")
+
+
+def traced_passes(context: int, softcap: float | None = None) -> list[Pass]:
+    """From a traced graph to one with the operators of a builder's, and on to the contract."""
+    return [
+        (tidy.apply, "tidy", True),
+        (functools.partial(fixed_sizes.apply, context=context), "fixed_sizes", True),
+        (flat_rows.apply, "flat_rows", False),
+        (functools.partial(grown_attention.apply, context=context, softcap=softcap), "grown_attention", True),
+        (functools.partial(position_tables.apply, context=context), "position_tables", False),
+        (rotary_operator.apply, "rotary_operator", False),
+        (norm_operator.apply, "norm_operator", False),
+        (fuse_projections.apply, "fuse_projections", False),
+        (logit_rows.apply, "logit_rows", True),
+        (tied_head.apply, "tied_head", False),
+        (decoder_inputs.apply, "decoder_inputs", False),
+    ]

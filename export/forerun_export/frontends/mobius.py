@@ -3,7 +3,6 @@
 import contextlib
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
@@ -11,6 +10,7 @@ from onnx_ir.passes.common import clear_metadata_and_docstring
 
 from forerun.errors import ExportError
 from forerun.manifest import Architecture
+from forerun_export.frontends.graph import CannotExpressError, FrontendGraph
 from forerun_export.progress import Report, silent
 from forerun_export.sources import Source
 
@@ -18,36 +18,34 @@ from forerun_export.sources import Source
 _PROVIDER = "onnx-standard"
 
 
-@dataclass(frozen=True)
-class FrontendGraph:
-    """A front end's graph with its weights, and the numbers of the architecture."""
-
-    model: ir.Model
-    architecture: Architecture
-
-
 def build(source: Source, *, context: int, report: Report = silent) -> FrontendGraph:
     """Build the graph with a static cache; weights float32, made lazily where mobius transposes them.
 
-    Raises ExportError if mobius does not know the architecture or cannot give it a static cache, if weights are
-    missing, or if `context` is longer than the model's.
+    Raises CannotExpressError if mobius does not know the architecture, cannot give it a static cache or misses weights
+    (its idea of the architecture may differ), ExportError if `context` is longer than the model's.
     """
     with _forwarded_bars(report), _explicit_rotary():
         package = _build_package(source, context)
     if list(package) != ["model"]:
-        raise ExportError(f"{source.text} has several parts ({', '.join(package)}); forerun exports text decoders only")
+        raise CannotExpressError(
+            f"{source.text} has several parts ({', '.join(package)}); forerun exports text decoders only"
+        )
     model: ir.Model = package["model"]
     clear_metadata_and_docstring.ClearMetadataAndDocStringPass()(model)
     missing = [name for name, value in model.graph.initializers.items() if value.const_value is None]
     if missing:
-        raise ExportError(f"{source.text} lacks {len(missing)} weights ({missing[0]}, ..); fetch the checkpoint again")
+        raise CannotExpressError(
+            f"{source.text} lacks {len(missing)} weights ({missing[0]}, ..); fetch the checkpoint again"
+        )
     window = package.config.sliding_window
     if window is not None and window < context:  # mobius would leave it out, with a warning
-        raise ExportError(
-            f"{source.text} has a sliding window of {window} tokens, which forerun cannot export yet; "
-            f"set the context to {window} or less, or choose another model"
+        raise CannotExpressError(
+            f"{source.text} has a sliding window of {window} tokens, which mobius leaves out; "
+            f"use the front end optimum, or set the context to {window} or less"
         )
     architecture = _architecture(package.config, model, _model_type(source))
+    if architecture.max_positions == 0:  # positions without a limit (ALiBi), which mobius has no static cache for
+        raise CannotExpressError(f"mobius finds no number of positions in {source.text}; use the front end optimum")
     if context > architecture.max_positions:
         raise ExportError(
             f"context {context} is longer than the {architecture.max_positions} positions of {source.text}; lower it"
@@ -69,7 +67,7 @@ def _build_package(source: Source, context: int) -> Any:
         raise
     except Exception as error:  # mobius raises KeyError, ValueError, NotImplementedError, AssertionError, ..
         reason = (str(error).splitlines() or [type(error).__name__])[0].strip("'\"")
-        raise ExportError(
+        raise CannotExpressError(
             f"mobius cannot build {source.text} (model type {_model_type(source)}): {reason[:300]}; "
             "choose a decoder-only text model that it knows"
         ) from error
