@@ -18,6 +18,7 @@ from forerun_export.passes import smaller_head
 from forerun_export.precision import quantize
 from forerun_export.sources import resolve
 from helpers.checkpoints import tiny_llama, tiny_llama_of_whole_blocks, tiny_qwen2
+from helpers.traced_checkpoints import tiny
 
 PROMPT, NEW = 37, 9
 CAPACITY = 256
@@ -31,6 +32,10 @@ MODELS: Mapping[str, Callable[[Path], Path]] = {
     "int8, biases, a smaller head": tiny_qwen2,
     "int4": tiny_llama_of_whole_blocks,
     "int4, some inner sizes of no whole blocks": partial(tiny_llama, query_heads=8, hidden=64),
+    "traced: windows and caps": partial(tiny, model_type="gemma2"),
+    "traced: ALiBi": partial(tiny, model_type="bloom"),
+    "traced: learned positions": partial(tiny, model_type="gpt2"),
+    "traced: partial rotary positions": partial(tiny, model_type="gpt_neox"),
 }
 
 
