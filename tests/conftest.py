@@ -1,5 +1,7 @@
 """Fixtures that many tests share: the default pair, fetched and built once, then kept (git ignores it)."""
 
+import functools
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,3 +39,21 @@ def smollm2() -> Path:
     from forerun_export.recipe import read_recipe
 
     return export(read_recipe(RECIPE), ENGINES / "smollm2").path
+
+
+@pytest.fixture(scope="session")
+def sampling_graphs_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Exports copy the sampling graphs from the first one with as many tokens: making them is most of a tiny export."""
+    from forerun_export import build
+    from forerun_export.sampling import save_sampling_graphs
+
+    @functools.cache
+    def made(vocabulary_size: int) -> dict[str, Path]:
+        return save_sampling_graphs(tmp_path_factory.mktemp("sampling"), vocabulary_size)
+
+    def copied(folder: Path, vocabulary_size: int) -> dict[str, Path]:
+        return {name: Path(shutil.copy(path, folder)) for name, path in made(vocabulary_size).items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "save_sampling_graphs", copied)
+        yield

@@ -29,17 +29,17 @@ class KnownArchitecture:
 BOTH, TRACED = ("mobius", "optimum"), ("optimum",)
 ARCHITECTURES = (
     KnownArchitecture("llama", "Llama", BOTH, "grouped heads", 1.3),
-    KnownArchitecture("qwen2", "Qwen2, Qwen2.5", BOTH, "biases on queries, keys and values", 1.4),
+    KnownArchitecture("qwen2", "Qwen2, Qwen2.5", BOTH, "biases on queries, keys and values", 1.3),
     KnownArchitecture("qwen3", "Qwen3", BOTH, "norms of queries and keys", 1.4),
-    KnownArchitecture("phi3", "Phi-3", BOTH, "fused projections, partial rotary positions", 1.1),
-    KnownArchitecture("mistral", "Mistral", TRACED, "a sliding window (without one: mobius too)", 1.1),
-    KnownArchitecture("gemma2", "Gemma 2", TRACED, "soft caps, every other layer with a window", 1.8),
-    KnownArchitecture("gemma3_text", "Gemma 3", TRACED, "local and global layers with rotary tables of their own", 1.9),
-    KnownArchitecture("gpt2", "GPT-2", TRACED, "learned positions", 1.2),
+    KnownArchitecture("phi3", "Phi-3", BOTH, "fused projections, partial rotary positions", 1.3),
+    KnownArchitecture("mistral", "Mistral", TRACED, "a sliding window (without one: mobius too)", 1.2),
+    KnownArchitecture("gemma2", "Gemma 2", TRACED, "soft caps, every other layer with a window", 2.0),
+    KnownArchitecture("gemma3_text", "Gemma 3", TRACED, "local and global layers with rotary tables of their own", 1.2),
+    KnownArchitecture("gpt2", "GPT-2", TRACED, "learned positions", 1.0),
     KnownArchitecture("gpt_neox", "GPT-NeoX, Pythia", TRACED, "parallel residual, partial rotary positions", 1.1),
-    KnownArchitecture("opt", "OPT", TRACED, "learned positions with an offset", 1.4),
-    KnownArchitecture("bloom", "Bloom", TRACED, "ALiBi", 1.1),
-    KnownArchitecture("falcon", "Falcon", TRACED, "one KV head, with rotary positions or ALiBi", 1.2),
+    KnownArchitecture("opt", "OPT", TRACED, "learned positions with an offset", 1.3),
+    KnownArchitecture("bloom", "Bloom", TRACED, "ALiBi", 1.5),
+    KnownArchitecture("falcon", "Falcon", TRACED, "one KV head, with rotary positions or ALiBi", 1.4),
 )
 
 

@@ -16,7 +16,7 @@ from forerun_export.graph_files import load_graph, save_graph
 from forerun_export.graph_runner import GraphRunner
 from forerun_export.parity import ROUNDING_MULTIPLE
 from forerun_export.precision import products, quantize
-from forerun_export.recipe import read_recipe
+from forerun_export.recipe import Precision, read_recipe
 from forerun_export.sources import Source, resolve
 from helpers.graphs import save
 from helpers.traced_checkpoints import MAKERS, TINY, VARIANTS
@@ -41,7 +41,7 @@ class Exported:
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
+def exported(sampling_graphs_once: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
     done: dict[str, Exported] = {}
 
     def of(name: str) -> Exported:
@@ -100,9 +100,13 @@ def test_speculation_gives_the_tokens_of_plain_decoding_alone_and_in_a_batch(
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_quantized_rows_do_not_depend_on_the_call(model: Exported, precision: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", TINY)
+def test_quantized_rows_do_not_depend_on_the_call(
+    name: str, precision: Precision, exported: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    model = exported(name)
     graph = load_graph(model.graph, model.graph.parent)
-    quantize(graph, precision)  # type: ignore[arg-type]
+    quantize(graph, precision)
     assert set(products(graph)) >= {precision}
     save_graph(graph, tmp_path / "model.onnx", tmp_path / "model.onnx.data")
     row_check.check(GraphRunner(tmp_path / "model.onnx"), precision=precision)

@@ -47,7 +47,7 @@ def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engines(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
+def engines(sampling_graphs_once: None, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
     options = {"target": str(folder), "draft": "layers:1", **LIMITS}
     return export(read_recipe(options=options), tmp_path_factory.mktemp("engines") / "tiny")
 

@@ -72,7 +72,10 @@ class _Chain:
         if self._ranks == 3:
             scores = scores.reshape(-1, *scores.shape[2:])
         found = self._piece.run({**run.feeds(self._piece.inputs), self._raw: scores})[0]
-        return found.reshape(run.batch, self._heads, run.new, run.past + run.new)
+        shape = (run.batch, self._heads, run.new, run.past + run.new)
+        if found.size != np.prod(shape):
+            raise RefusedError(f"its scores change their shape to {list(found.shape)} before the softmax")
+        return found.reshape(shape)
 
     def zeros(self, run: Run) -> Array:
         """Mask and bias: what scores of zero become."""

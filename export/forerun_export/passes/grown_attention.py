@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from forerun.errors import ExportError
-from forerun_export.passes.attention_masks import RefusedError, read_rule
+from forerun_export.passes.attention_masks import RefusedError, ScoreRule, read_rule
 from forerun_export.passes.evaluation import Array, Piece, constant_array
 from forerun_export.passes.fixed_sizes import heads_of
 from forerun_export.passes.graph_tools import Outcome, add_input, nodes_of
@@ -136,27 +136,10 @@ class _Found:
         concat = _cache_behind(mixing.inputs[1], self._data)
         assert concat is not None
         values = self._operand(concat, mixing.inputs[1], transposed=False)
-        if (keys.layer, keys.repeats, keys.ranks) != (values.layer, values.repeats, values.ranks):
-            raise RefusedError("its keys and values are laid out differently")
-        if values.factor != 1:
-            raise RefusedError(f"its values are multiplied by {values.factor}")
-        _, kv_heads, _, size = past_shape(keys.entries.cache)
-        heads = heads_of(self._product.outputs[0])
-        if heads is None or kv_heads * keys.repeats not in (1, heads):  # one KV head is shared by broadcasting
-            raise RefusedError(f"{heads} query heads do not fit {kv_heads} KV heads repeated {keys.repeats} times")
+        heads, size = self._numbers(keys, values)
         self._prove_weights(mixing, heads, keys.ranks)
         query, query_factor = self._query(heads, size, keys.ranks)
-        scores = self._softmax.inputs[0]
-        assert scores is not None
-        rule = read_rule(
-            self._model,
-            raw=self._product.outputs[0],
-            final=scores,
-            heads=heads,
-            ranks=keys.ranks,
-            context=self._context,
-            key_factor=keys.factor * query_factor,
-        )
+        rule = self._rule(heads, keys.ranks, keys.factor * query_factor)
         return AttentionLayer(
             before=mixing,
             query=query,
@@ -165,11 +148,33 @@ class _Found:
             output=self._output(mixing, heads, size, keys.ranks),
             heads_first=True,
             query_heads=heads,
-            kv_heads=kv_heads,
+            kv_heads=past_shape(keys.entries.cache)[1],
             head_size=size,
             scale=rule.scale,
             softcap=rule.softcap,
             visibility=rule.visibility,
+        )
+
+    def _numbers(self, keys: _Operand, values: _Operand) -> tuple[int, int]:
+        """How many query heads there are, and the size of a head."""
+        shapes = [past_shape(operand.entries.cache) for operand in (keys, values)]
+        alike = (keys.layer, keys.repeats, keys.ranks) == (values.layer, values.repeats, values.ranks)
+        if not alike or shapes[0] != shapes[1]:
+            raise RefusedError("its keys and values are laid out differently")
+        if values.factor != 1:
+            raise RefusedError(f"its values are multiplied by {values.factor}")
+        _, kv_heads, _, size = shapes[0]
+        heads = heads_of(self._product.outputs[0])
+        if heads is None or kv_heads * keys.repeats not in (1, heads):  # one KV head is shared by broadcasting
+            raise RefusedError(f"{heads} query heads do not fit {kv_heads} KV heads repeated {keys.repeats} times")
+        return heads, size
+
+    def _rule(self, heads: int, ranks: int, factor: float) -> ScoreRule:
+        scores = self._softmax.inputs[0]
+        assert scores is not None
+        raw = self._product.outputs[0]
+        return read_rule(
+            self._model, raw=raw, final=scores, heads=heads, ranks=ranks, context=self._context, key_factor=factor
         )
 
     def _operand(self, concat: ir.Node, operand: ir.Value | None, *, transposed: bool) -> _Operand:
@@ -187,7 +192,7 @@ class _Found:
         if rest or found.ndim not in (3, 4) or found.shape[-2:] != expected.shape[-2:]:
             raise RefusedError(f"its {entries.cache.name} reaches the product in another layout")
         ranks, found = found.ndim, found.reshape(expected.shape)
-        factor = float(np.float32(found.flat[0] / expected.flat[0]))
+        factor = float(np.median(found.astype(np.float64) / expected))
         factor = 1.0 if abs(factor - 1) < 1e-6 else factor
         if not np.allclose(found, expected * factor, rtol=1e-5, atol=1e-6):
             raise RefusedError(f"its {entries.cache.name} reaches the product changed, or its heads in another order")
@@ -224,7 +229,8 @@ class _Found:
         before, after = piece.run({**_RUN.feeds(piece.inputs), raw: some})
         expected = np.exp(before - before.max(axis=-1, keepdims=True))
         expected /= expected.sum(axis=-1, keepdims=True)
-        if not np.allclose(after.reshape(expected.shape), expected, rtol=1e-4, atol=1e-6):
+        same = after.size == expected.size
+        if not same or not np.allclose(after.reshape(expected.shape), expected, rtol=1e-4, atol=1e-6):
             raise RefusedError("its values are not weighted by the softmax of its scores alone")
 
     def _refuse_other_data(self, weights: ir.Value) -> None:
@@ -232,7 +238,8 @@ class _Found:
         softmax = self._softmax.outputs[0]
         made = {softmax}
         for node in Piece(self._model, [weights], [softmax]).nodes:
-            if any(source in self._data and source not in made for source in node.inputs):
+            is_data = any(output in self._data for output in node.outputs)
+            if is_data and any(source in self._data and source not in made for source in node.inputs):
                 raise RefusedError(f"its weights depend on something else (node {node.name}, {node.op_type})")
             if any(source in made for source in node.inputs):
                 made.update(node.outputs)
