@@ -166,15 +166,25 @@ def load_eager(source: Source) -> Any:
         ) from error
 
 
+def eager_config(source: Source) -> Any:
+    """The checkpoint's configuration as transformers has it."""
+    from transformers import AutoConfig
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    if source.kind == "folder":
+        return AutoConfig.from_pretrained(source.path, local_files_only=True)
+    numbers = load_gguf_checkpoint(str(source.path))["config"]
+    return AutoConfig.for_model(numbers.pop("model_type"), **numbers)
+
+
 def _load_gguf(source: Source) -> Any:
     """As `from_pretrained(gguf_file=..)` does it, which however insists on the accelerate package."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
     from transformers.modeling_utils import no_init_weights
 
     with _one_reader():
-        numbers = load_gguf_checkpoint(str(source.path))["config"]
-        config = AutoConfig.for_model(numbers.pop("model_type"), **numbers)
+        config = eager_config(source)
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         tensors = load_gguf_checkpoint(str(source.path), return_tensors=True, model_to_load=model)["tensors"]

@@ -15,6 +15,8 @@ from forerun_export import parity
 from forerun_export.frontends import Decoder, build_decoder
 from forerun_export.graph_files import save_graph, save_sharing_graph
 from forerun_export.graph_runner import GraphRunner
+from forerun_export.head_files import TrainedHead
+from forerun_export.head_graph import build_head, with_features
 from forerun_export.precision import weight_bytes
 from forerun_export.progress import Report, part
 from forerun_export.recipe import Precision, Recipe
@@ -36,7 +38,8 @@ class Sources:
     """The checkpoints of a recipe, and the key under which their engines are recognised."""
 
     target: Source
-    draft: Source | None  # None: no draft, or one made of the target's layers
+    draft: Source | None  # None: no draft, or one made of the target's layers, or a head
+    head: TrainedHead | None
     target_sha256: str
     draft_sha256: str | None
     key: str
@@ -48,12 +51,18 @@ class Model:
 
     role: str
     owner: str  # the role whose weight file it reads
-    source: Source
+    source: Source  # of a head, the target's
     source_sha256: str
     architecture: Architecture
     frontend: str
     layers_left_out: tuple[int, ...]
     precision: Precision
+    head: TrainedHead | None = None
+
+    @property
+    def source_text(self) -> str:
+        """What the user wrote."""
+        return self.source.text if self.head is None else f"head:{self.head.path}"
 
     @property
     def graph(self) -> str:
@@ -100,6 +109,8 @@ class Float32Models:
         """Write target and draft in float32, the target first. Raises ExportError for what cannot be built."""
         sources, draft = self._sources, self._recipe.draft
         target = self._build("target", sources.target)
+        if sources.head is not None:
+            return self._with_head(target, sources.head)
         models = {"target": self._save("target", target, sources.target, sources.target_sha256)}
         if draft is not None and draft.source is None:
             decoder = target.without_layers(draft.layers_left_out)
@@ -112,6 +123,17 @@ class Float32Models:
             _check_vocabulary_sizes(models["target"], models["draft"])
         return models
 
+    def _with_head(self, target: Decoder, head: TrainedHead) -> dict[str, Model]:
+        """The target, which keeps features for its head, and the head."""
+        sources, limits = self._sources, self._recipe.limits
+        self._progress("building the draft head")
+        decoder = build_head(head, sources.target, target, context=limits.context, frontend=self._recipe.frontend)
+        kept = with_features(target, head)
+        return {
+            "target": self._save("target", kept, sources.target, sources.target_sha256),
+            "draft": self._save("draft", decoder, sources.target, head.sha256(), head=head),
+        }
+
     def _build(self, role: str, source: Source) -> Decoder:
         return build_decoder(
             source,
@@ -120,7 +142,9 @@ class Float32Models:
             report=lambda step, done=0, total=1: self._progress(f"building the {role}: {step}", done, total),
         )
 
-    def _save(self, role: str, decoder: Decoder, source: Source, sha256: str) -> Model:
+    def _save(
+        self, role: str, decoder: Decoder, source: Source, sha256: str, *, head: TrainedHead | None = None
+    ) -> Model:
         draft = self._recipe.draft
         model = Model(
             role=role,
@@ -131,6 +155,7 @@ class Float32Models:
             frontend=decoder.frontend,
             layers_left_out=decoder.layers_left_out,
             precision=draft.precision if role == "draft" and draft is not None else self._recipe.target.precision,
+            head=head,
         )
         model.write(decoder.model, model.float32_folder(self._folder), report=self._progress)
         return model
@@ -139,8 +164,9 @@ class Float32Models:
         """Each written model's distance from its checkpoint. Raises ExportError where rounding cannot explain it."""
         texts = [self._tokenizer.tokenizer.encode(text).ids for text in COMPARED_TEXTS]
         found: dict[str, Parity] = {}
-        for source in {model.source for model in models.values()}:
-            same_source = [model for model in models.values() if model.source == source]
+        decoders = [model for model in models.values() if model.head is None]
+        for source in {model.source for model in decoders}:
+            same_source = [model for model in decoders if model.source == source]
             expected = parity.references(
                 source,
                 same_source[0].architecture.vocabulary_size,
