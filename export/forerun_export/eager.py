@@ -59,15 +59,15 @@ def eager_references(
     The model is in memory once, in float32: for float64, each module's weights are doubled while it runs.
     Raises ExportError if transformers cannot load or run the checkpoint.
     """
-    with _quiet():
+    with quiet():
         report("Loading the checkpoint in PyTorch")
         model = load_eager(source)
         single = {variant: _run(model, prompts, variant) for variant in variants}
         report("Running it in float64")
-        _double_while_it_runs(model)
-        with _EverythingDouble():
+        double_while_it_runs(model)
+        with EverythingDouble():
             double = {variant: _run(model, prompts, variant) for variant in variants}
-    name = f"transformers {_version()}, eager, float64"
+    name = reference_name()
     del model
     gc.collect()
     return {
@@ -76,7 +76,7 @@ def eager_references(
     }
 
 
-class _EverythingDouble(TorchFunctionMode):
+class EverythingDouble(TorchFunctionMode):
     """Computes in float64 where a model asks for float32 by name (norms, softmax, rotary angles)."""
 
     def __torch_function__(
@@ -88,7 +88,7 @@ class _EverythingDouble(TorchFunctionMode):
         return function(*(_double(value) for value in args), **doubled)
 
 
-def _double_while_it_runs(model: Any) -> None:
+def double_while_it_runs(model: Any) -> None:
     """Let every module run with float64 copies of its own weights and buffers, which are dropped behind it."""
 
     def before(module: Any, _: Any) -> None:
@@ -207,14 +207,15 @@ def _one_reader() -> Iterator[None]:
         gguf.GGUFReader = original
 
 
-def _version() -> str:
+def reference_name() -> str:
+    """What makes references."""
     import transformers
 
-    return str(transformers.__version__)
+    return f"transformers {transformers.__version__}, eager, float64"
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No bars and no notices of transformers on the terminal."""
     from transformers.utils import logging
 

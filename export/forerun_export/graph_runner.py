@@ -74,6 +74,18 @@ class GraphRunner:
         feeds = {**_feeds(tokens, write_indices, positions, tree_mask, logit_rows), **more}
         return self._run_bound(feeds, caches, ["logits"])["logits"]
 
+    def run_with_hidden(
+        self,
+        caches: Caches,
+        tokens: npt.ArrayLike,
+        write_indices: Sequence[int],
+        *,
+        more: Mapping[str, npt.NDArray[Any]],
+    ) -> tuple[Floats, Floats]:
+        """As `run`, of a head, with its output [B,1,S,h] beside the logits."""
+        outputs = self._run_bound({**_feeds(tokens, write_indices), **more}, caches, ["logits", "hidden"])
+        return outputs["logits"], outputs["hidden"]
+
     def observe(
         self,
         caches: Caches,

@@ -82,13 +82,26 @@ class HeadRunner:
         new, slots, more = self._entries(caches, ids, write_indices)
         return self._head.observe(caches, new, slots, more=more)
 
+    def draft(self, caches: Caches, tokens: Sequence[int], start: int) -> Floats:
+        """Logits [steps,V] of a round of one row: its pending token, in slot `start`, and proposals.
+
+        The first entry reads the target's features, every other one the output of the one before.
+        """
+        new, slots, more = self._entries(caches, np.asarray([tokens[:1]], np.int64), [start])
+        rows = []
+        for step, token in enumerate(tokens):
+            logits, hidden = self._head.run_with_hidden(caches, new if step == 0 else [[token]], slots, more=more)
+            rows.append(logits[0])
+            slots, more = [slots[0] + 1], {"features": hidden, "feature_rows": np.zeros((1, 1), np.int64)}
+        return np.concatenate(rows)
+
     def _entries(
         self, caches: Caches, ids: npt.NDArray[np.int64], write_indices: Sequence[int]
     ) -> tuple[npt.NDArray[np.int64], list[int], dict[str, npt.NDArray[Any]]]:
         """Let the target read the tokens. Then the head's tokens and slots, of which slot i is that of token i + 1."""
         assert isinstance(caches, HeadCaches)
         self._target.run(caches.target, ids, write_indices, logit_rows=[[0]] * len(ids))
-        first = int(write_indices[0] == 0)
+        first = int(write_indices[0] == 0)  # a sequence's first token has no entry
         slots = [start + first - 1 for start in write_indices]
         new = ids[:, first:]
         rows = np.asarray(slots, np.int64)[:, None] + np.arange(new.shape[1])

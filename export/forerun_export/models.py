@@ -3,7 +3,7 @@
 Graphs that are to be quantized lie in a folder of their own (FLOAT32) until then.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from forerun.errors import ExportError
 from forerun.manifest import Architecture, Parity
-from forerun_export import parity
+from forerun_export import head_parity, parity
 from forerun_export.frontends import Decoder, build_decoder
 from forerun_export.graph_files import save_graph, save_sharing_graph
 from forerun_export.graph_runner import GraphRunner
@@ -183,7 +183,18 @@ class Float32Models:
                     expected[model.layers_left_out],
                     weights_folder=(folder / model.weights).parent,
                 )
-        return found
+        return found | self._compare_head(models, texts)
+
+    def _compare_head(self, models: Mapping[str, Model], texts: Sequence[Sequence[int]]) -> dict[str, Parity]:
+        """Of the draft, if it is a head: with its target before it, as it decodes."""
+        target, head = models["target"], self._sources.head
+        if head is None:
+            return {}
+        context = self._recipe.limits.context
+        expected = head_parity.reference(head, target.source, context=context, texts=texts, report=self._progress)
+        self._progress("comparing the draft head with its checkpoint")
+        paths = {role: model.float32_folder(self._folder) / model.graph for role, model in models.items()}
+        return {"draft": head_parity.check(paths["draft"], paths["target"], head.tokens, expected)}
 
 
 def _check_vocabulary_sizes(target: Model, draft: Model) -> None:
