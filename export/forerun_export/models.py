@@ -125,7 +125,13 @@ class Float32Models:
 
     def _with_head(self, target: Decoder, head: TrainedHead) -> dict[str, Model]:
         """The target, which keeps features for its head, and the head."""
-        sources, limits = self._sources, self._recipe.limits
+        sources, limits, numbers = self._sources, self._recipe.limits, target.architecture
+        expected, found = head.record.target, (numbers.hidden_size, numbers.vocabulary_size)
+        if (expected.hidden_size, expected.vocabulary_size) != found:
+            raise ExportError(
+                f"the head {head.path} is for a hidden size of {expected.hidden_size} and {expected.vocabulary_size} "
+                f"tokens, {sources.target.text} has {found[0]} and {found[1]}; train one for it"
+            )
         self._progress("building the draft head")
         decoder = build_head(head, sources.target, target, context=limits.context, frontend=self._recipe.frontend)
         kept = with_features(target, head)

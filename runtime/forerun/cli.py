@@ -169,7 +169,11 @@ def inspect(directory: Path, verify: bool, as_json: bool) -> None:
 @click.argument("recipe", required=False, type=click.Path(path_type=Path), metavar="[RECIPE.toml]")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Engine directory to write.")
 @click.option("--target", metavar="SRC", help="A GGUF file, a Hugging Face folder or a hub id.")
-@click.option("--draft", metavar="SRC|layers:N,..", help="A source, or the target without these layers.")
+@click.option(
+    "--draft",
+    metavar="SRC|head:PATH|layers:N,..",
+    help="A source, a trained head's folder, or the target without these layers.",
+)
 @click.option("--precision", help="Of the target's weights: fp32, int8 or int4. [default: fp32]")
 @click.option("--draft-precision", help="Of the draft's weights. [default: the target's]")
 @click.option("--draft-vocabulary", type=int, help="Let the draft propose token ids below this only, and special ones.")

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.errors import ExportError
 from forerun.tokenizer import vocabulary_sha256
 from forerun_export.eager import eager_config
 from forerun_export.heads.folder import HeadRecord, HeadTarget, write_head
@@ -13,7 +14,10 @@ from forerun_export.tokenizers_from_gguf import source_tokenizer
 
 
 def random_head(folder: Path, target: Path, *, tokens: int = 100, seed: int = 0, scale: float = 0.25) -> Path:
-    """A head for the checkpoint `target`: weights drawn at random, `tokens` candidate tokens chosen at random."""
+    """A head for the checkpoint `target`: weights drawn at random, `tokens` candidate tokens chosen at random.
+
+    For a checkpoint whose tokenizer cannot be built it fits no token map.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -34,7 +38,14 @@ def random_head(folder: Path, target: Path, *, tokens: int = 100, seed: int = 0,
         tensors[name] = (1 + 0.2 * noise if len(shape) == 1 and "norm" in name else scale * noise).astype(np.float16)
     chosen = np.sort(random.choice(vocabulary, size=tokens, replace=False))
     tensors["tokens"] = chosen.astype(np.int32)
-    numbers = HeadTarget(source.sha256(), vocabulary_sha256(source_tokenizer(target).tokenizer), vocabulary, size)
+    numbers = HeadTarget(source.sha256(), _vocabulary_sha256(target), vocabulary, size)
     record = HeadRecord(1, numbers, (1, max(1, layers // 2), layers), config.rms_norm_eps)
     write_head(folder, record, tensors, "A head with random weights.")
     return folder
+
+
+def _vocabulary_sha256(target: Path) -> str:
+    try:
+        return vocabulary_sha256(source_tokenizer(target).tokenizer)
+    except ExportError:
+        return "0" * 64
