@@ -23,11 +23,12 @@ _BYTES = 2
 class Example:
     """A prompt with its answer: `tokens` [T], `hidden` [T,3h] float16 as `Teacher.hidden` gives it.
 
-    Tokens from `begins` on are the answer.
+    Tokens from `begins` on are the answer, decoded at `temperature`.
     """
 
     number: int
     kind: str
+    temperature: float
     tokens: Tensor
     begins: int
     hidden: Tensor
@@ -64,7 +65,14 @@ class FeatureCache:
         offset = row * self._width * _BYTES
         # Copy on write: torch has no tensors that must not be written to.
         hidden = np.memmap(self._data, np.float16, "c", offset, (rows, self._width))
-        return Example(answer.number, answer.kind, torch.tensor(tokens), len(answer.prompt), torch.from_numpy(hidden))
+        return Example(
+            answer.number,
+            answer.kind,
+            answer.temperature,
+            torch.tensor(tokens),
+            len(answer.prompt),
+            torch.from_numpy(hidden),
+        )
 
     def _read_index(self) -> dict[int, tuple[int, int]]:
         if not self._index.exists():

@@ -121,10 +121,8 @@ class DraftHead(nn.Module):
             mask = chain_mask(entries, step, first=first, device=hidden.device)
             since = first if step else 0
             outputs.append(self(feature, embeddings[:, since:], cache, mask, at[:, since:]))
-            if step:
-                feature = torch.cat((outputs[-1][:, :1], outputs[-1][:, :-1]), 1)
-            else:
-                feature = outputs[-1][:, first - 1 : -1]
+            before = (outputs[-1][:, :1], outputs[-1][:, :-1]) if step else (outputs[-1][:, first - 1 : -1],)
+            feature = torch.cat(before, 1)
         return outputs
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun_export.eager import load_eager
+from forerun_export.eager import load_eager, without_layers
 from forerun_export.heads.module import epsilon_of, feature_layers, rms
 from forerun_export.sources import Source
 
@@ -57,6 +57,14 @@ class Teacher:
         """What the target multiplies with W_head [..,h], of hidden states as `hidden` gives them [..,3h]."""
         weight: Tensor = self.model.get_decoder().norm.weight
         return weight * hidden[..., 2 * self.hidden_size :].float()
+
+    @torch.no_grad()
+    def final_without(self, layers: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """What `final` would give for tokens [T], with these layers (from 0) left out [T,h]."""
+        ids = torch.tensor([list(tokens)], device=self.device)
+        with without_layers(self.model, layers):
+            output: Tensor = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0]
+        return output
 
 
 @contextlib.contextmanager
