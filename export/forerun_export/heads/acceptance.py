@@ -98,7 +98,7 @@ class Laws:
     """The target's laws of P places, from its final hidden states [P,h]; computed once, in rows that fit."""
 
     def __init__(self, teacher: Teacher, final: Tensor) -> None:
-        self.logits = torch.cat([rows @ teacher.head.T for rows in final.split(_ROWS)])
+        self.logits = torch.cat([rows @ teacher.head.T for rows in torch.split(final, _ROWS)])
 
     @classmethod
     def of(cls, teacher: Teacher, example: Example) -> "Laws":

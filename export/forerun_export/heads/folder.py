@@ -104,7 +104,9 @@ def write_head(path: Path, record: HeadRecord, tensors: Arrays, card: str) -> No
     """Write the folder; each file takes its place whole, the record last."""
     check_tensors(path, record, tensors)
     path.mkdir(parents=True, exist_ok=True)
-    arrays = {name: np.ascontiguousarray(array, _type_of(name)) for name, array in tensors.items()}
+    arrays: dict[str, npt.NDArray[Any]] = {
+        name: np.ascontiguousarray(array, _type_of(name)) for name, array in tensors.items()
+    }
     files = {
         TENSORS_NAME: save(dict(sorted(arrays.items()))),
         CARD_NAME: card.encode(),

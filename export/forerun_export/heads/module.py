@@ -79,7 +79,7 @@ class DraftHead(nn.Module):
 
     def feature(self, hidden: Tensor) -> Tensor:
         """g [B,T,h] of the target's hidden states [B,T,3h]: behind the low, the middle and the last layer."""
-        parts = hidden.unflatten(-1, (3, -1))
+        parts = hidden.reshape(*hidden.shape[:-1], 3, -1)
         return self.fuse(rms(parts, self.epsilon).flatten(-2))  # type: ignore[no-any-return]
 
     def forward(self, feature: Tensor, embeddings: Tensor, cache: "ChainCache", mask: Tensor, at: Tensor) -> Tensor:

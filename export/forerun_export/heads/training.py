@@ -130,7 +130,7 @@ class Trainer:
         with torch.autocast(self._teacher.device.type, torch.bfloat16):
             losses = list(self._losses(batch))
         weights = [self._schedule.falling**step for step in range(len(losses))]
-        loss = sum(weight * part for weight, part in zip(weights, losses, strict=True)) / sum(weights)
+        loss = torch.stack(losses) @ torch.tensor(weights, device=losses[0].device) / sum(weights)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), self._schedule.largest_gradient)
         self._optimizer.step()
