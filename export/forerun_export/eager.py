@@ -119,7 +119,7 @@ def _differences(single: Sequence[Doubles], double: Sequence[Doubles]) -> tuple[
 
 
 def _run(model: Any, prompts: Sequence[Prompt], left_out: tuple[int, ...]) -> tuple[Doubles, ...]:
-    with _without_layers(model, left_out), torch.no_grad():
+    with without_layers(model, left_out), torch.no_grad():
         return tuple(_logits(model, prompt) for prompt in prompts)
 
 
@@ -131,7 +131,8 @@ def _logits(model: Any, prompt: Prompt) -> Doubles:
 
 
 @contextlib.contextmanager
-def _without_layers(model: Any, left_out: tuple[int, ...]) -> Iterator[None]:
+def without_layers(model: Any, left_out: Sequence[int]) -> Iterator[None]:
+    """Run the model without these layers, numbered from 0, while the context lasts."""
     decoder = model.get_decoder()
     layers = decoder.layers
     decoder.layers = torch.nn.ModuleList(layer for number, layer in enumerate(layers) if number not in left_out)

@@ -3,9 +3,10 @@
 Everything is kept in files of JSON lines that grow as texts end: a run that is stopped goes on where it was.
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from forerun_export.heads.prompts import CHAT, SYSTEM_LINES, is_question, openin
 from forerun_export.progress import Report, silent
 
 LONGEST_QUESTION = 96  # tokens
-ASKING = {"temperature": 0.9, "top_p": 0.95, "max_new_tokens": LONGEST_QUESTION, "raw": True, "draft": "none"}
+ASKING = Controls(temperature=0.9, top_p=0.95, max_new_tokens=LONGEST_QUESTION, raw=True, draft="none")
 _SEEDS_A_RUN = 1 << 40
 
 
@@ -48,7 +49,7 @@ def ask(decoder: Decoder, count: int, path: Path, *, seed: int, report: Report =
             raise ExportError(f"the target asks no {count} different questions; ask for fewer with --self-prompts")
         wanted = missing[: max(2 * decoder.manifest.limits.batch, (count - len(kept)) * 5 // 4)]
         requests = (
-            (number, Request(openings[number % len(openings)], Controls(seed=seed * _SEEDS_A_RUN + number, **ASKING)))
+            (number, Request(openings[number % len(openings)], replace(ASKING, seed=seed * _SEEDS_A_RUN + number)))
             for number in wanted
         )
         for number, generation in _decode(decoder, requests):
@@ -142,8 +143,9 @@ def _openings(decoder: Decoder) -> list[str]:
 
 
 def _different(attempts: Mapping[int, str]) -> list[str]:
-    """The questions among the attempts, in order, each once."""
-    texts = (attempts[number] for number in sorted(attempts))
+    """The questions among the attempts, in order, each once; none behind an attempt that has not ended yet."""
+    ended = itertools.takewhile(lambda number: number in attempts, itertools.count())
+    texts = (attempts[number] for number in ended)
     return list(dict.fromkeys(text for text in texts if is_question(text)))
 
 

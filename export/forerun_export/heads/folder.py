@@ -56,11 +56,13 @@ class HeadFigures:
     """Of held-out prompts, by drafted token (first, second, ..), each where all before it were the target's own.
 
     `greedy` is how often the most likely token is the target's; `overlap` is the mean of sum min(p, q) at
-    temperature 1, the probability that a drafted token is accepted.
+    temperature 1, the probability that a drafted token is accepted. `tokens_a_call` is the mean number of tokens
+    that a call of the target gives greedily, by draft length (1, 2, ..).
     """
 
     greedy: tuple[float, ...]
     overlap: tuple[float, ...]
+    tokens_a_call: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,9 @@ def write_head(path: Path, record: HeadRecord, tensors: Arrays, card: str) -> No
     """Write the folder; each file takes its place whole, the record last."""
     check_tensors(path, record, tensors)
     path.mkdir(parents=True, exist_ok=True)
-    arrays = {name: np.ascontiguousarray(array, _type_of(name)) for name, array in tensors.items()}
+    arrays: dict[str, npt.NDArray[Any]] = {
+        name: np.ascontiguousarray(array, _type_of(name)) for name, array in tensors.items()
+    }
     files = {
         TENSORS_NAME: save(dict(sorted(arrays.items()))),
         CARD_NAME: card.encode(),

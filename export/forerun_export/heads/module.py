@@ -79,7 +79,7 @@ class DraftHead(nn.Module):
 
     def feature(self, hidden: Tensor) -> Tensor:
         """g [B,T,h] of the target's hidden states [B,T,3h]: behind the low, the middle and the last layer."""
-        parts = hidden.unflatten(-1, (3, -1))
+        parts = hidden.reshape(*hidden.shape[:-1], 3, -1)
         return self.fuse(rms(parts, self.epsilon).flatten(-2))  # type: ignore[no-any-return]
 
     def forward(self, feature: Tensor, embeddings: Tensor, cache: "ChainCache", mask: Tensor, at: Tensor) -> Tensor:
@@ -103,34 +103,39 @@ class DraftHead(nn.Module):
         hidden: Tensor = output[0] if isinstance(output, tuple) else output
         return hidden
 
-    def unroll(self, hidden: Tensor, embeddings: Tensor, *, steps: int) -> list[Tensor]:
-        """Hidden states [B,T,h] of each of `steps` drafting steps, for all entries of whole sequences at once.
+    def unroll(self, hidden: Tensor, embeddings: Tensor, *, steps: int, first: int = 1) -> list[Tensor]:
+        """Hidden states of each of `steps` drafting steps, for the entries of whole sequences at once.
 
-        `hidden` [B,T,3h] of the target; `embeddings` [B,T,h], of token t+1 at entry t. Entry t of step s (from 0) is
-        what the head gives there when its last feature of the target's is that of entry t - s. It sees the entries
-        with true features up to t - s, and of each step between, the one entry of its own chain. Entries t < s have
-        no chain; what stands there means nothing.
+        `hidden` [B,T,3h] of the target; `embeddings` [B,T,h], of token t+1 at entry t. Step 0 gives all entries
+        [B,T,h], the others those from `first` (at least 1) on: [B,T-first,h].
+
+        Entry t of step s is what the head gives there when its last feature of the target's is that of entry t - s.
+        It sees the entries with true features up to t - s, and of each step between, the one entry of its own chain.
+        Entries before first - 1 + s have no chain; what stands there means nothing.
         """
         entries = hidden.shape[1]
         at = torch.arange(entries, device=hidden.device)[None]
         cache, outputs = ChainCache(), list[Tensor]()
         feature = self.feature(hidden)
         for step in range(steps):
-            mask = chain_mask(entries, step, device=hidden.device)
-            outputs.append(self(feature, embeddings, cache, mask, at))
-            feature = torch.cat((feature[:, :1], outputs[-1][:, :-1]), 1)
+            mask = chain_mask(entries, step, first=first, device=hidden.device)
+            since = first if step else 0
+            outputs.append(self(feature, embeddings[:, since:], cache, mask, at[:, since:]))
+            before = (outputs[-1][:, :1], outputs[-1][:, :-1]) if step else (outputs[-1][:, first - 1 : -1],)
+            feature = torch.cat(before, 1)
         return outputs
 
 
-def chain_mask(entries: int, step: int, *, device: torch.device | None = None) -> Tensor:
-    """Which keys each entry of a step sees [1,1,T,(step+1)T]: T of step 0, T of step 1, .., T of its own step."""
-    query = torch.arange(entries, device=device)[:, None]
-    key = torch.arange(entries, device=device)[None]
-    true = key <= query - step
-    chain = [key == query - step + between for between in range(1, step + 1)]
-    mask = torch.cat((true, *chain), 1)
-    if step:
-        mask[:step, 0] = True  # entries without a chain: a row that sees nothing would be NaN
+def chain_mask(entries: int, step: int, *, first: int = 1, device: torch.device | None = None) -> Tensor:
+    """Which keys each entry of a step sees [1,1,Q,T+step*(T-first)]: T of step 0, then T - first of each step.
+
+    Step 0 has T entries and its T keys; the others have the T - first entries from `first` on.
+    """
+    query = torch.arange(first if step else 0, entries, device=device)[:, None]
+    every, later = (torch.arange(start, entries, device=device)[None] for start in (0, first))
+    chain = [later == query - step + between for between in range(1, step + 1)]
+    mask = torch.cat((every <= query - step, *chain), 1)
+    mask[:, 0] |= ~mask.any(1)  # an entry without a chain: a row that sees nothing would be NaN
     return mask[None, None]
 
 
