@@ -37,8 +37,9 @@ RAGGED = 3
 class HeadReference:
     """What the head says about some prompts in float64.
 
-    `logits[i][s]` [T-1,N] of prompt i: at entry t, the candidates' logits at step s of a round whose last feature of
-    the target's is that of entry t - s. `bounds[i]` is what rounding explains.
+    `logits[i][s]` of prompt i: at each entry t, the candidates' logits [N] at step s of a round whose last feature of
+    the target's is that of entry t - s. Step 0 has all entries, the others have those from 1 on. `bounds[i]` is what
+    rounding explains.
     """
 
     name: str
@@ -182,7 +183,7 @@ def _drafted(runner: HeadRunner, number: int, tokens: Sequence[int], steps: Sequ
         caches = runner.new_caches(1, len(tokens))
         runner.run(caches, [tokens[: known - 1]], [0])
         logits = runner.draft(caches, tokens[known - 1 : known - 1 + STEPS], known - 1)
-        rows = np.stack([steps[step][known - 2 + step] for step in range(STEPS)])
+        rows = np.stack([steps[0][known - 2], *(steps[step][known - 3 + step] for step in range(1, STEPS))])
         yield _Rows("steps on the head's own output", number, logits, rows)
 
 
