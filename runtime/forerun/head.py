@@ -100,7 +100,7 @@ class HeadDraft(SteppingDraft[_Sequence]):
         self._forget_moved()
         self._make_room(tensors.rows)
         for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-            if length and len(row.tokens) - 1 - self._sequences[index].cached > self._widest:
+            if length and len(self._lacking(index, row)) > self._widest:
                 self.prepare(index, row.tokens, rows=tensors.rows)
         longest = max(len(row.tokens) for row in rows)
         self.model.cache.reserve(tensors.rows, longest + max(self._widest, *lengths))
@@ -128,10 +128,9 @@ class HeadDraft(SteppingDraft[_Sequence]):
         Rows that lack fewer have padding behind theirs, in slots that hold nothing yet. The last entry is always
         among those of a row that is asked, because its logits are wanted; other rows catch up by S.
         """
-        starts = [max(min(self._sequences[index].cached, len(row.tokens) - 2), 0) for index, row in enumerate(rows)]
-        lacking = [len(row.tokens) - 1 - start for row, start in zip(rows, starts, strict=True)]
-        width = max(number for number, length in zip(lacking, lengths, strict=True) if length)
-        fed = [range(start, start + min(number, width)) for start, number in zip(starts, lacking, strict=True)]
+        lacking = [self._lacking(index, row) for index, row in enumerate(rows)]
+        width = max(len(entries) for entries, length in zip(lacking, lengths, strict=True) if length)
+        fed = [entries[:width] for entries in lacking]
         input_ids, feature_rows = (self._integers(name, tensors.rows, width) for name in ("input_ids", "feature_rows"))
         padded = [[*entries, *[-1] * (width - len(entries))] for entries in fed]
         self._backend.write(feature_rows, [max(entry, 0) for entries in padded for entry in entries])
@@ -144,9 +143,15 @@ class HeadDraft(SteppingDraft[_Sequence]):
         features = self._target.cache.features(0, tensors.rows)
         bound = self._bind(tensors, width, 0, input_ids, {"features": features, "feature_rows": feature_rows})
         self._backend.write(bound.logit_rows, [max(len(entries) - 1, 0) for entries in fed])
-        self.model.run(bound, starts)
+        self.model.run(bound, [entries.start for entries in fed])
         for index, entries in enumerate(fed):
-            self._sequences[index].cached = max(self._sequences[index].cached, entries.stop)
+            if (sequence := self._sequences.get(index)) is not None:
+                sequence.cached = max(sequence.cached, entries.stop)
+
+    def _lacking(self, index: int, row: Row) -> range:
+        """Entries to compute, the last one always among them; none of a row that this draft does not know."""
+        sequence, after_last = self._sequences.get(index), len(row.tokens) - 1
+        return range(max(min(sequence.cached, after_last - 1), 0), after_last) if sequence is not None else range(0)
 
     def _feed_proposal(self, rows: Sequence[Row], tensors: RoundTensors, step: int) -> None:
         """The entry of the last proposal, on the head's own output of the step before."""

@@ -89,6 +89,7 @@ def test_real_graphs_leave_caches_bit_for_bit_as_they_should_be(engines: ExportR
         while any(row.active for row in rows):
             decoder.scheduler.step()
             assert violations(decoder) == []
+        assert all(row.finished() for row in rows)
 
 
 def test_target_and_head_may_differ_in_precision(tmp_path: Path, llama: Path, head: Path) -> None:

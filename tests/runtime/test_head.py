@@ -127,12 +127,14 @@ def test_every_step_of_any_plan_leaves_caches_and_counts_sound(decoder: Decoder,
                 ([3], 30, 1.0, "auto"),
                 ([1, 2, 1, 2], 20, 1.0, "ngram"),
                 ([5] * 12, 25, 0.0, "model"),
+                ([6, 0, 1], 25, 0.0, "none"),
             ]
         ),
     )
     while any(row.active for row in rows):
         decoder.scheduler.step()
         assert violations(decoder) == []
+    assert all(row.finished() for row in rows)
 
 
 def test_what_is_cached_for_good_does_not_depend_on_what_was_accepted(pairs: dict[str, TablePair]) -> None:
@@ -244,6 +246,7 @@ def test_a_row_that_is_cancelled_changes_no_other(pairs: dict[str, TablePair], l
             decoder.scheduler.step()
             assert violations(decoder) == []
         others = [index for index in range(3) if index != left]
+        assert all(rows[index].finished() for index in others)
         assert [tuple(rows[index].tokens[rows[index].prompt_tokens :]) for index in others] == [solo[i] for i in others]
 
 
