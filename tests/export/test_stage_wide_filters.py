@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun_export.sampling.filters import CANDIDATES
+from forerun_export.sampling.filters import CANDIDATES, MORE_CANDIDATES
 from forerun_export.sampling.wide_rows import BAND
 from helpers.filtering import assert_same_law, hugging_face
 from helpers.sampling import Array, Random
@@ -68,7 +68,9 @@ def test_wide_laws_are_those_of_transformers(temperature: float, monkeypatch: py
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3])
-@pytest.mark.parametrize("top_k", [CANDIDATES, CANDIDATES + 1, 1000, 5000, SIZE - 1, SIZE, 10**6])
+@pytest.mark.parametrize(
+    "top_k", [CANDIDATES, CANDIDATES + 1, 1000, MORE_CANDIDATES - 1, MORE_CANDIDATES, 5000, SIZE - 1, SIZE, 10**6]
+)
 def test_more_than_the_candidates_may_be_asked_for(top_k: int, top_p: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """In flat rows and in rows so peaked that the nucleus is among the candidates, without and with a min-p."""
     rng = np.random.default_rng(1)
@@ -115,7 +117,7 @@ def test_wide_laws_of_coarse_logits_are_exact(step: float, monkeypatch: pytest.M
     rng = np.random.default_rng(3)
     logits = np.round(smooth(rng, 6, 1) / step).astype(np.float32) * np.float32(step)
     min_p = [0.0] * 5 + [0.05]
-    top_p, top_k = [0.3, 0.9, 0.99, 1.0, 0.9, 0.9], [0, 0, 0, 2000, 2000, 0]
+    top_p, top_k = [0.3, 0.9, 0.99, 1.0, 0.9, 0.9], [0, 0, 0, 3000, 3000, 0]
     assert_is_transformers(logits, monkeypatch, top_p=top_p, top_k=top_k, min_p=min_p)
 
 
@@ -146,6 +148,8 @@ def of_all_widths(rng: Random, vocabulary_size: int) -> Array:
         {"top_p": [0.9, 0.95]},
         {"top_p": [0.9, 0.5], "top_k": [0, 5000]},
         {"top_k": [400, 3000]},
+        {"top_k": [3000, 3000], "top_p": [1.0, 0.9]},
+        {"top_k": [CANDIDATES, 1000], "top_p": [0.95, 0.9]},
         {"min_p": [0.001, 0.2], "top_p": [1.0, 0.9]},
     ],
 )
@@ -157,9 +161,10 @@ def test_wide_rows_have_the_bits_that_they_have_alone(vocabulary_size: int, cont
         assert alone[0, 0].tobytes() == together[b, r].tobytes()
 
 
-def test_a_row_without_a_law_leaves_wide_rows_alone() -> None:
+@pytest.mark.parametrize("top_k", [1000, 3000])
+def test_a_row_without_a_law_leaves_wide_rows_alone(top_k: int) -> None:
     logits = of_all_widths(np.random.default_rng(6), SIZE)
-    controls = {"top_p": [0.9, 0.5], "top_k": [0, 3000]}
+    controls = {"top_p": [0.9, 0.5], "top_k": [0, top_k]}
     before = filtered(logits, **controls)
     for bad in (np.nan, np.inf):
         spoiled = logits.copy()

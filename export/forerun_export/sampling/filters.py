@@ -16,6 +16,7 @@ from forerun_export.sampling.wide_rows import bisected_laws, wide_laws
 INFINITY = float("inf")
 N = "N"
 CANDIDATES = 320  # nuclei of peaked laws are smaller, and are found among these
+MORE_CANDIDATES = 2048  # for rows whose top-k alone is beyond the candidates, but not beyond these
 
 
 @formula
@@ -26,9 +27,11 @@ def candidates(
     top_k: INT64[B],
     top_p: FLOAT[B],
     min_p: FLOAT[B],
+    missing: INT64[1],
+    count: INT64[1],
 ) -> tuple[INT64[B, R, M], FLOAT[B, R, M], FLOAT[B, R, M], BOOL[B, R]]:
-    """The likeliest tokens, their weights, what the law gives them, and whether a filtered row keeps others too."""
-    logit, token = largest(logits, missing_in(logits), op.Constant(value_ints=[CANDIDATES]))
+    """The `count` likeliest tokens, their weights, their law, and whether a filtered row keeps others too."""
+    logit, token = largest(logits, missing, count)
     weight = weight_of(unfiltered, token)
     k = op.Cast(op.Unsqueeze(top_k, [1, 2]), to=FLOAT.dtype)
     nothing = k * 0.0
@@ -49,6 +52,29 @@ def narrow_laws(
     """What filtered rows keep of the candidates; the other rows as they are."""
     others = unfiltered * op.Cast(op.Not(op.Unsqueeze(filters, [1, 2])), to=FLOAT.dtype)
     return put(others, token, p)
+
+
+@formula
+def laws_among_more(
+    row: INT64[N, 2],
+    logits: FLOAT[B, R, V],
+    unfiltered: FLOAT[B, R, V],
+    filters: BOOL[B],
+    top_k: INT64[B],
+    top_p: FLOAT[B],
+    min_p: FLOAT[B],
+    missing: INT64[1],
+) -> tuple[FLOAT[N, V], BOOL[N]]:
+    """The laws of these rows among more candidates, and whether they are right."""
+    request = row[:, :1]
+    rows_logits = op.Unsqueeze(op.GatherND(logits, row), [1])
+    rows_unfiltered = op.Unsqueeze(op.GatherND(unfiltered, row), [1])
+    rows_filters = op.GatherND(filters, request)
+    count = op.Constant(value_ints=[MORE_CANDIDATES])
+    k, share, least = op.GatherND(top_k, request), op.GatherND(top_p, request), op.GatherND(min_p, request)
+    token, _weight, p, is_wide = candidates(rows_logits, rows_unfiltered, rows_filters, k, share, least, missing, count)
+    laws = narrow_laws(rows_unfiltered, rows_filters, token, p)
+    return op.Squeeze(laws, [1]), op.Squeeze(op.Not(is_wide), [1])
 
 
 @formula
@@ -90,18 +116,28 @@ def law_filtered(
     """p after top-k, top-p and min-p, in this order; 0, 1 and 0 switch them off. At T = 0 they change nothing.
 
     Holtzman et al. 1904.09751 (top-p), Nguyen et al. 2407.01082 (min-p). Exact: a row that keeps more than the
-    candidates is looked at whole, first with one token of 16 in the sample, then with every second, then by bisection.
+    candidates is looked at whole, first with one token of 16 in the sample, then with every second, then by bisection;
+    one with a top-k beyond the candidates first among more of them.
     """
     unfiltered = law(logits, temperature)
     filters = op.And(temperature > 0.0, op.Or(op.Or(top_k > 0, top_p < 1.0), min_p > 0.0))
-    token, weight, p_token, is_wide = candidates(logits, unfiltered, filters, top_k, top_p, min_p)
+    missing = missing_in(logits)
+    count = op.Constant(value_ints=[CANDIDATES])
+    token, weight, p_token, is_wide = candidates(logits, unfiltered, filters, top_k, top_p, min_p, missing, count)
     any_wide = op.ReduceMax(op.Cast(is_wide, to=INT64.dtype), keepdims=0) > 0
     if any_wide:
-        missing = missing_in(logits)
-        laws = narrow_laws(unfiltered, filters, token, p_token)
-        left = op.Identity(is_wide)
+        narrow = narrow_laws(unfiltered, filters, token, p_token)
+        among_more = op.And(is_wide, op.Unsqueeze(op.And(top_k >= CANDIDATES, top_k < MORE_CANDIDATES), [1]))
+        if op.ReduceMax(op.Cast(among_more, to=INT64.dtype), keepdims=0) > 0:
+            row = op.Transpose(op.NonZero(among_more))
+            found_laws, found = laws_among_more(row, logits, unfiltered, filters, top_k, top_p, min_p, missing)
+            laws = op.ScatterND(narrow, row, found_laws)
+            left = op.ScatterND(is_wide, row, op.Not(found))
+        else:
+            laws = op.Identity(narrow)
+            left = op.Identity(is_wide)
         stride = op.Constant(value_ints=[16])
-        searching = any_wide
+        searching = op.ReduceMax(op.Cast(left, to=INT64.dtype), keepdims=0) > 0
         while searching:
             row = op.Transpose(op.NonZero(left))
             found_laws, found = laws_of_whole_rows(

@@ -59,34 +59,23 @@ def sampled(rows: FLOAT[N, V], stride: INT64[1]) -> FLOAT[N, V]:
 
 
 @formula
-def threshold_above(
-    p: FLOAT[N, V],
-    weights: FLOAT[N, V],
-    total: FLOAT,
-    budget: FLOAT[N, 1],
-    high: FLOAT[N, 1],
-    above: FLOAT[N, 1],
-    stride: INT64[1],
+def first_guess(
+    sample: FLOAT[N, V], weights: FLOAT[N, V], budget: FLOAT[N, 1], high: FLOAT[N, 1]
+) -> tuple[FLOAT[N, 1], FLOAT[N, 1], FLOAT[N, 1]]:
+    """A probability at about which a sample's weight reaches the budget; how it changes there with the weight, and how
+    many tokens of the sample weigh 1."""
+    ends, sums, counts = bracket(sample, weights, budget, high)
+    weight_between = sums[:, 1:] - sums[:, :1]
+    slope = (ends[:, 1:] - ends[:, :1]) / weight_between
+    return ends[:, :1] + slope * (budget - sums[:, :1]), slope, (counts[:, 1:] - counts[:, :1]) / weight_between
+
+
+@formula
+def better_guess(
+    first: FLOAT[N, 1], slope: FLOAT[N, 1], density: FLOAT[N, 1], missed: FLOAT[N, 1], stride: INT64[1]
 ) -> FLOAT[N, 1]:
-    """A probability about half a band above the edge: a guess.
-
-    `total` is the weight of a row, `above` that of its tokens above `high`. An edge up there, which only a larger k
-    than candidates can lead to, is in the band below infinity.
-    """
-    sample = sampled(p, stride)
-    sample_weights = sampled(weights, stride) * op.Cast(sample <= high, to=FLOAT.dtype)
-    scale = op.ReduceSum(sample_weights, [1]) / (total - above)
-    sample_budget = (budget - above) * scale
-    ends, sums, counts = bracket(sample, sample_weights, sample_budget, high)
-
-    start, weight = ends[:, :1], sums[:, :1]
-    weight_between = sums[:, 1:] - weight
-    slope = (ends[:, 1:] - start) / weight_between
-    first = start + slope * (sample_budget - weight)
-    missed = (budget - op.ReduceSum(op.Cast(p > first, to=FLOAT.dtype) * weights, [1])) * scale
-    tokens_a_weight = (counts[:, 1:] - counts[:, :1]) / weight_between * op.Cast(stride, to=FLOAT.dtype)
-    corrected = first + slope * (missed - HALF_BAND / tokens_a_weight)
-    return op.Where(budget > above, op.Min(corrected, high), INFINITY)
+    """The probability half a band above the edge, if the first guess missed so much of the sample's weight."""
+    return first + slope * (missed - HALF_BAND / (density * op.Cast(stride, to=FLOAT.dtype)))
 
 
 @formula
@@ -108,26 +97,34 @@ def split(
 
 
 @formula
-def wide_top_k(
-    p: FLOAT[N, V],
-    logits: FLOAT[B, R, V],
-    row: INT64[N, 2],
-    k: FLOAT[N, 1],
-    weight: FLOAT[N, M],
-    missing: INT64[1],
-    stride: INT64[1],
-) -> tuple[FLOAT[N, 1], FLOAT[N, 1], FLOAT[N, 1], BOOL[N, 1]]:
-    """A threshold above the k-th largest logit; this logit; the weight of all no less; whether they are right."""
-    size = op.Cast(op.Shape(p, start=1), to=FLOAT.dtype)
+def above_kth(
+    p: FLOAT[N, V], sample: FLOAT[N, V], k: FLOAT[N, 1], weight: FLOAT[N, M], stride: INT64[1]
+) -> FLOAT[N, 1]:
+    """A probability about half a band above the k-th largest: a guess; infinity where that is among the candidates."""
+    last = weight[:, -1:]
     candidates = op.Cast(op.Shape(weight, start=1), to=FLOAT.dtype)
-    threshold = threshold_above(p, op.Expand(1.0, op.Shape(p)), size, k, weight[:, -1:], candidates, stride)
-    above, logit, _token, weight_in_band = split(p, threshold, logits, row, missing)
-    count, before = op.ReduceSum(op.Cast(above > 0.0, to=FLOAT.dtype), [1]), op.ReduceSum(above, [1])
-    kth, total, found = top_k_edge(
-        logit, weight_in_band, op.Unsqueeze(k, [0]), op.Unsqueeze(count, [0]), op.Unsqueeze(before, [0])
-    )
-    least = op.Where(k > 0.0, threshold, 0.0)
-    return least, op.Squeeze(kth, [0]), op.Squeeze(total, [0]), op.Squeeze(found, [0])
+    behind = op.Cast(op.Shape(p, start=1), to=FLOAT.dtype) - candidates
+    counted = op.Cast(sample <= last, to=FLOAT.dtype)
+    scale = op.ReduceSum(counted, [1]) / behind
+    first, slope, density = first_guess(sample, counted, (k - candidates) * scale, last)
+    missed = (k - op.ReduceSum(op.Cast(p > first, to=FLOAT.dtype), [1])) * scale
+    guess = better_guess(first, slope, density, missed, stride)
+    return op.Where(k > candidates, op.Min(guess, last), op.Where(k > 0.0, INFINITY, 0.0))
+
+
+@formula
+def above_nucleus(
+    p: FLOAT[N, V], sample: FLOAT[N, V], nucleus: FLOAT[N, 1], weight: FLOAT[N, M], stride: INT64[1]
+) -> FLOAT[N, 1]:
+    """A probability about half a band above the end of a nucleus with this weight: a guess; infinity as above."""
+    last = weight[:, -1:]
+    before = op.ReduceSum(op.Where(weight > last, weight, 0.0), [1])
+    weights = op.Cast(sample <= last, to=FLOAT.dtype) * sample
+    scale = op.ReduceSum(weights, [1]) / (1.0 - before)
+    first, slope, density = first_guess(sample, weights, (nucleus - before) * scale, last)
+    missed = (nucleus - op.ReduceSum(op.Cast(p > first, to=FLOAT.dtype) * p, [1])) * scale
+    guess = better_guess(first, slope, density, missed, stride)
+    return op.Where(nucleus > before, op.Min(guess, last), INFINITY)
 
 
 @formula
@@ -146,37 +143,56 @@ def wide_laws(
 
     One token of `stride` is in the sample.
     """
+    sample = sampled(p, stride)
     k = op.Cast(top_k, to=FLOAT.dtype)
     if op.ReduceMax(k, keepdims=0) > 0.0:
-        least_k, kth, total, found_k = wide_top_k(p, logits, row, k, weight, missing, stride)
+        threshold_k = above_kth(p, sample, k, weight, stride)
+        above_k, logit_k, token_k, weight_k = split(p, threshold_k, logits, row, missing)
+        count = op.ReduceSum(op.Cast(above_k > 0.0, to=FLOAT.dtype), [1])
+        kth, total, found_k = top_k_edge(
+            logit_k,
+            weight_k,
+            op.Unsqueeze(k, [0]),
+            op.Unsqueeze(count, [0]),
+            op.Unsqueeze(op.ReduceSum(above_k, [1]), [0]),
+        )
     else:
-        least_k, kth, total, found_k = k + 0.0, k - INFINITY, k + 1.0, k == 0.0
-    last = weight[:, -1:]
-    before_last = op.ReduceSum(op.Where(weight > last, weight, 0.0), [1])
-    nucleus = op.Max(top_p, 1e-30) * total
-    guess = threshold_above(p, p, op.Constant(value_float=1.0), nucleus, last, before_last, stride)
-    has_nucleus = top_p < 1.0
-    nucleus = op.Where(has_nucleus, nucleus, INFINITY)
-    least_weight = min_p * weight[:, :1]
+        everything = op.Unsqueeze(k, [0])
+        threshold_k = k + 0.0
+        above_k, logit_k, token_k, weight_k = k + 0.0, everything, op.Unsqueeze(top_k, [0]), everything + 0.0
+        kth, total, found_k = everything - INFINITY, everything + 1.0, everything == 0.0
 
-    # What top-k and min-p rule out is never above, so min-p alone needs no search.
-    threshold = op.Max(op.Where(has_nucleus, guess, 0.0), least_k, least_weight)
-    above, logit, token, weight_in_band = split(p, threshold, logits, row, missing)
+    has_nucleus = top_p < 1.0
+    nucleus = op.Max(top_p, 1e-30) * op.Squeeze(total, [0])
+    least_weight = min_p * weight[:, :1]
+    ends_later = op.Or(op.Or(has_nucleus, min_p > 0.0), k == 0.0)
+    if op.ReduceMax(op.Cast(ends_later, to=INT64.dtype), keepdims=0) > 0:
+        if op.ReduceMax(op.Cast(has_nucleus, to=INT64.dtype), keepdims=0) > 0:
+            guess = above_nucleus(p, sample, nucleus, weight, stride)
+        else:
+            guess = k + 0.0
+        # What top-k and min-p rule out is never above, so min-p alone needs no search.
+        threshold = op.Max(op.Where(has_nucleus, guess, 0.0), threshold_k, least_weight)
+        above, logit, token, weight_in_band = split(p, threshold, logits, row, missing)
+    else:
+        above, logit, token, weight_in_band = above_k + 0.0, logit_k + 0.0, token_k + 0, weight_k + 0.0
+
     before = op.ReduceSum(above, [1])
+    nucleus = op.Where(has_nucleus, nucleus, INFINITY)
     kept, all_kept, found = kept_candidates(
         logit,
         token,
         weight_in_band,
         op.Unsqueeze(before, [0]),
-        op.Unsqueeze(kth, [0]),
+        kth,
         op.Unsqueeze(nucleus, [0]),
         op.Unsqueeze(least_weight, [0]),
     )
+    found = op.And(op.And(found, op.Unsqueeze(before < nucleus, [0])), found_k)
     token, kept, all_kept = op.Squeeze(token, [0]), op.Squeeze(kept, [0]), op.Squeeze(all_kept, [0])
     law_in_band = (op.GatherElements(above, token, axis=1) + kept) / all_kept
     law = op.ScatterElements(above / all_kept, token, law_in_band, axis=1)
-    found = op.And(op.And(op.Squeeze(found, [0]), before < nucleus), found_k)
-    return law, op.Squeeze(found, [1])
+    return law, op.Squeeze(op.Squeeze(found, [0]), [1])
 
 
 @formula
