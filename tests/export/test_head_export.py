@@ -77,7 +77,11 @@ def test_engines_with_a_head_decode_like_their_target_alone(engines: ExportResul
                 assert found.token_ids == plain
                 assert found.stats.by_draft["model"].proposed > 0
         for law in ("residual", "block"):
-            assert len(decoder.generate(PROMPT, max_new_tokens=24, temperature=1.0, law=law).token_ids) == 24
+            sampled = {"temperature": 1.0, "law": law, "seed": 1, "min_new_tokens": 24, "draft_length": 3}
+            found = decoder.generate(PROMPT, max_new_tokens=24, **sampled)
+            assert len(found.token_ids) == 24
+            assert found.stats.by_draft["model"].proposed > 0
+            assert decoder.generate(PROMPT, max_new_tokens=24, **sampled).token_ids == found.token_ids
 
 
 def test_real_graphs_leave_caches_bit_for_bit_as_they_should_be(engines: ExportResult) -> None:
