@@ -20,8 +20,9 @@ PROMPTS ?= default
 demo: export
 	$(BIN)/forerun generate $(ENGINES) "$(PROMPT)" --trace --max-new-tokens 96
 
+# A process a core; the tests of a file stay together, and share its fixtures.
 test: lint export
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist loadfile
 
 export: $(VENV)/installed
 	$(BIN)/forerun export $(RECIPE) --out $(ENGINES)

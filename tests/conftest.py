@@ -1,6 +1,7 @@
 """Fixtures that many tests share: the default pair, fetched and built once, then kept (git ignores it)."""
 
 import functools
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,16 @@ import pytest
 
 ENGINES = Path(__file__).parent.parent / "engines"
 RECIPE = ENGINES / "smollm2.toml"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Of several processes that share the tests, each keeps to cores of its own: the threads of engines spin while they
+    wait, and would take the cores from each other."""
+    worker = getattr(config, "workerinput", None)
+    cores = sorted(os.sched_getaffinity(0))
+    if worker is not None and worker["workercount"] <= len(cores):
+        number = int(worker["workerid"].removeprefix("gw"))
+        os.sched_setaffinity(0, cores[number :: worker["workercount"]])
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,6 +23,7 @@ from forerun.schema import unparse
 from forerun.tokenizer import vocabulary_sha256
 from forerun_export import download
 from forerun_export.finishing import Finishing
+from forerun_export.head_files import TrainedHead
 from forerun_export.models import Float32Models, Sources
 from forerun_export.progress import Report, part, silent
 from forerun_export.recipe import Recipe
@@ -89,14 +90,15 @@ def _resolve(recipe: Recipe, progress: Report) -> Sources:
     progress("hashing the checkpoint")
     target = resolve(recipe.target.source)
     draft = resolve(recipe.draft.source) if recipe.draft and recipe.draft.source else None
+    head = TrainedHead.read(Path(recipe.draft.head)) if recipe.draft and recipe.draft.head else None
     target_sha256 = target.sha256()
-    draft_sha256 = draft.sha256() if draft else None
+    draft_sha256 = draft.sha256() if draft else head.sha256() if head else None
     key = recipe.sha256(
         target_source_sha256=target_sha256,
         draft_source_sha256=draft_sha256,
         exporter_version=f"{forerun.__version__} {_versions()} {_code_sha256()}",
     )
-    return Sources(target, draft, target_sha256, draft_sha256, key)
+    return Sources(target, draft, head, target_sha256, draft_sha256, key)
 
 
 def _already_built(out: Path, key: str) -> Manifest | None:
@@ -169,6 +171,11 @@ class _Build:
     def _tokenizer(self) -> SourceTokenizer:
         """The pair's tokenizer. Raises ExportError unless the draft has the target's token map."""
         tokenizer = source_tokenizer(self._sources.target.path)
+        head, target = self._sources.head, self._sources.target
+        if head is not None and head.record.target.vocabulary_sha256 != vocabulary_sha256(tokenizer.tokenizer):
+            raise ExportError(
+                f"the head {head.path} was trained for other tokens than those of {target.text}; train one"
+            )
         if self._sources.draft is not None:
             own = source_tokenizer(self._sources.draft.path)
             if vocabulary_sha256(own.tokenizer) != vocabulary_sha256(tokenizer.tokenizer):

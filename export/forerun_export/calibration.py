@@ -9,7 +9,8 @@ from importlib import resources
 import numpy as np
 import onnx_ir as ir
 
-from forerun_export.graph_runner import Floats, GraphRunner
+from forerun_export.graph_runner import Floats
+from forerun_export.head_runner import Runner
 from forerun_export.passes.graph_tools import NodeWriter, nodes_of
 from forerun_export.passes.int8_weights import initializer_of, is_constant
 from forerun_export.quality import CHUNK
@@ -37,7 +38,7 @@ def observe(model: ir.Model) -> None:
         model.graph.outputs.append(largest)
 
 
-def largest_inputs(runner: GraphRunner, pieces: Sequence[Sequence[int]]) -> Mapping[str, Floats]:
+def largest_inputs(runner: Runner, pieces: Sequence[Sequence[int]]) -> Mapping[str, Floats]:
     """By weight, the largest |x| [K] of each input channel over all tokens of the pieces."""
     found: dict[str, Floats] = {}
     for piece in pieces:
@@ -45,6 +46,7 @@ def largest_inputs(runner: GraphRunner, pieces: Sequence[Sequence[int]]) -> Mapp
         for start in range(0, len(piece), CHUNK):
             outputs = runner.observe(caches, [piece[start : start + CHUNK]], [start])
             for name, largest in outputs.items():
-                weight = name.removeprefix(PREFIX)
-                found[weight] = np.maximum(found.get(weight, largest), largest)
+                if name.startswith(PREFIX):
+                    weight = name.removeprefix(PREFIX)
+                    found[weight] = np.maximum(found.get(weight, largest), largest)
     return found

@@ -36,16 +36,16 @@ def eager_references(
     The model is in memory once, in float32: for float64, each module's weights are doubled while it runs.
     Raises ExportError if transformers cannot load or run the checkpoint.
     """
-    with _quiet():
+    with quiet():
         report("Loading the checkpoint in PyTorch")
         model = load_eager(source)
         prompts = [_placed(model, prompt) for prompt in prompts]
         single = {variant: _run(model, prompts, variant) for variant in variants}
         report("Running it in float64")
-        _double_while_it_runs(model)
-        with _EverythingDouble():
+        double_while_it_runs(model)
+        with EverythingDouble():
             double = {variant: _run(model, prompts, variant) for variant in variants}
-    name = f"transformers {_version()}, eager, float64"
+    name = reference_name()
     del model
     gc.collect()
     return {
@@ -54,7 +54,7 @@ def eager_references(
     }
 
 
-class _EverythingDouble(TorchFunctionMode):
+class EverythingDouble(TorchFunctionMode):
     """Computes in float64 where a model asks for float32 by name (norms, softmax, rotary angles)."""
 
     def __torch_function__(
@@ -66,7 +66,7 @@ class _EverythingDouble(TorchFunctionMode):
         return function(*(_double(value) for value in args), **doubled)
 
 
-def _double_while_it_runs(model: Any) -> None:
+def double_while_it_runs(model: Any) -> None:
     """Let every module run with float64 copies of its own weights and buffers, which are dropped behind it."""
 
     def before(module: Any, _: Any) -> None:
@@ -97,7 +97,7 @@ def _differences(single: Sequence[Doubles], double: Sequence[Doubles]) -> tuple[
 
 
 def _run(model: Any, prompts: Sequence[Prompt], left_out: tuple[int, ...]) -> tuple[Doubles, ...]:
-    with _without_layers(model, left_out), torch.no_grad():
+    with without_layers(model, left_out), torch.no_grad():
         return tuple(_logits(model, prompt) for prompt in prompts)
 
 
@@ -119,7 +119,8 @@ def _placed(model: Any, prompt: Prompt) -> Prompt:
 
 
 @contextlib.contextmanager
-def _without_layers(model: Any, left_out: tuple[int, ...]) -> Iterator[None]:
+def without_layers(model: Any, left_out: Sequence[int]) -> Iterator[None]:
+    """Run the model without these layers, numbered from 0, while the context lasts."""
     decoder, name = _layer_list(model)
     layers = getattr(decoder, name)
     setattr(decoder, name, torch.nn.ModuleList(layer for n, layer in enumerate(layers) if n not in left_out))
@@ -142,6 +143,7 @@ def load_eager(source: Source) -> Any:
     """The checkpoint as a transformers model in float32, for evaluation. Raises ExportError if it cannot be loaded."""
     import transformers
 
+    _refuse_graph(source)
     try:
         if source.kind == "gguf":
             return _load_gguf(source)
@@ -167,15 +169,31 @@ def load_eager(source: Source) -> Any:
         ) from error
 
 
+def eager_config(source: Source) -> Any:
+    """The checkpoint's configuration as transformers has it."""
+    from transformers import AutoConfig
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    _refuse_graph(source)
+    if source.kind == "folder":
+        return AutoConfig.from_pretrained(source.path, local_files_only=True)
+    numbers = load_gguf_checkpoint(str(source.path))["config"]
+    return AutoConfig.for_model(numbers.pop("model_type"), **numbers)
+
+
+def _refuse_graph(source: Source) -> None:
+    if source.kind == "onnx":
+        raise ExportError(f"{source.text} holds an exported graph and no checkpoint; give the checkpoint for this")
+
+
 def _load_gguf(source: Source) -> Any:
     """As `from_pretrained(gguf_file=..)` does it, which however insists on the accelerate package."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
     from transformers.modeling_utils import no_init_weights
 
     with _one_reader():
-        numbers = load_gguf_checkpoint(str(source.path))["config"]
-        config = AutoConfig.for_model(numbers.pop("model_type"), **numbers)
+        config = eager_config(source)
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         tensors = load_gguf_checkpoint(str(source.path), return_tensors=True, model_to_load=model)["tensors"]
@@ -198,14 +216,15 @@ def _one_reader() -> Iterator[None]:
         gguf.GGUFReader = original
 
 
-def _version() -> str:
+def reference_name() -> str:
+    """What makes references."""
     import transformers
 
-    return str(transformers.__version__)
+    return f"transformers {transformers.__version__}, eager, float64"
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No bars and no notices of transformers on the terminal."""
     from transformers.utils import logging
 

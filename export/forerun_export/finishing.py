@@ -17,6 +17,7 @@ from forerun.tokenizer import vocabulary_sha256
 from forerun_export import calibration, quality, row_check
 from forerun_export.graph_files import load_graph, save_sharing_graph
 from forerun_export.graph_runner import Floats, GraphRunner
+from forerun_export.head_runner import HeadRunner, Runner
 from forerun_export.models import FLOAT32, GRAPH_NAME, Model
 from forerun_export.passes import smaller_head
 from forerun_export.precision import products, quantize, weight_bytes
@@ -35,24 +36,24 @@ class Finishing:
         self._progress = progress
         self._largest_inputs: dict[str, Mapping[str, Floats]] = {}
 
-    def run(self, models: Mapping[str, Model], found: Mapping[str, Parity]) -> dict[str, ModelRecord]:
+    def run(self, models: Mapping[str, Model], found: Mapping[str, Parity | None]) -> dict[str, ModelRecord]:
         """Finish all, the target first, whose weights a draft may share; what the manifest says of each.
 
         Raises ExportError if a row's bits would depend on the other rows of a call.
         """
-        records = {role: self._finish(model, found[role]) for role, model in models.items()}
+        records = {role: self._finish(model, found.get(role)) for role, model in models.items()}
         shutil.rmtree(self._folder / FLOAT32, ignore_errors=True)
         return records
 
-    def _finish(self, model: Model, found: Parity) -> ModelRecord:
+    def _finish(self, model: Model, found: Parity | None) -> ModelRecord:
         quantization = self._quantize(model) if model.precision != "fp32" else None
-        head_tokens = self._cut_head(model) if model.role == "draft" else None
+        head_tokens = len(model.head.tokens) if model.head is not None else self._cut_head(model)
         self._progress(f"checking the {model.role}'s rows")
-        row_check.check(model.runner(self._folder), precision=model.precision)
+        row_check.check(self._runner(model), precision=model.precision)
         return ModelRecord(
             graph=model.graph,
             weights=model.weights,
-            source=model.source.text,
+            source=model.source_text,
             source_sha256=model.source_sha256,
             architecture=model.architecture,
             precision=model.precision,
@@ -62,7 +63,16 @@ class Finishing:
             parity=found,
             quantization=quantization,
             head_tokens=head_tokens,
+            feature_layers=model.head.record.feature_layers if model.head is not None else (),
         )
+
+    def _runner(self, model: Model) -> Runner:
+        """The finished model, loaded; a head with its target."""
+        runner = model.runner(self._folder)
+        return runner if model.head is None else self._behind_target(runner)
+
+    def _behind_target(self, head: GraphRunner) -> HeadRunner:
+        return HeadRunner(head, GraphRunner(self._folder / "target" / GRAPH_NAME))
 
     def _quantize(self, model: Model) -> Quantization:
         """Write the model in its precision, and compare it with itself in float32."""
@@ -77,7 +87,7 @@ class Finishing:
         del graph
         gc.collect()
         self._progress(f"reading a text with the {model.role} in {model.precision}")
-        distance = quality.distance(model.runner(self._folder), self._pieces(quality.text()), logits)
+        distance = quality.distance(self._runner(model), self._pieces(quality.text()), logits)
         logits.unlink()
         return Quantization(products=counts, bytes=num_bytes, bytes_fp32=bytes_fp32, **asdict(distance))
 
@@ -89,7 +99,8 @@ class Finishing:
         calibration.observe(observed)
         path = plain / model.role / "observed.onnx"
         save_sharing_graph(observed, path, plain / model.owner / GRAPH_NAME)
-        runner = GraphRunner(path, weights_folder=(plain / model.weights).parent)
+        graph_runner = GraphRunner(path, weights_folder=(plain / model.weights).parent)
+        runner = graph_runner if model.head is None else self._behind_target(graph_runner)
         if model.owner == model.role:
             pieces = self._pieces(calibration.text())
             self._largest_inputs[model.role] = calibration.largest_inputs(runner, pieces)
@@ -102,7 +113,7 @@ class Finishing:
     def _cut_head(self, model: Model) -> int | None:
         """Let the draft's head compute the recipe's tokens only; how many these are, or None for all."""
         draft = self._recipe.draft
-        if draft is None or draft.vocabulary is None:
+        if model.role != "draft" or draft is None or draft.vocabulary is None:
             return None
         ranges = smaller_head.ranges_of(self._proposed(draft.vocabulary, model.architecture.vocabulary_size))
         path = self._folder / model.graph

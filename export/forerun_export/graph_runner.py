@@ -12,6 +12,7 @@ from forerun.backends.ort import session_options
 from forerun.errors import ExportError
 
 Floats = npt.NDArray[np.float32]
+NOTHING: Mapping[str, npt.NDArray[Any]] = {}
 
 
 class Caches:
@@ -34,6 +35,8 @@ class GraphRunner:
     target's weights). Raises ExportError if onnxruntime cannot load the graph.
     """
 
+    first_place = 0
+
     def __init__(self, graph_path: Path, *, weights_folder: Path | None = None, threads: int | None = None) -> None:
         options = session_options(weights_folder=weights_folder or graph_path.parent, threads=threads)
         try:
@@ -44,7 +47,7 @@ class GraphRunner:
         self._cache_sizes = {
             node.name: (int(node.shape[1]), int(node.shape[3]))
             for node in self._session.get_inputs()
-            if "_cache." in node.name
+            if "_cache" in node.name
         }
         self.vocabulary_size = int(self._session.get_outputs()[0].shape[2])
 
@@ -61,19 +64,40 @@ class GraphRunner:
         positions: npt.ArrayLike | None = None,
         tree_mask: npt.ArrayLike | None = None,
         logit_rows: npt.ArrayLike | None = None,
+        more: Mapping[str, npt.NDArray[Any]] = NOTHING,
     ) -> Floats:
         """Write `tokens` [B,S] into the caches from slot `write_indices[b]` on; the logits [B,R,V] of `logit_rows`.
 
         By default the tokens are a chain, at the positions of their slots, and every row has logits (R = S).
+        `more` are inputs that only some graphs have.
         """
-        feeds = _feeds(tokens, write_indices, positions, tree_mask, logit_rows)
+        feeds = {**_feeds(tokens, write_indices, positions, tree_mask, logit_rows), **more}
         return self._run_bound(feeds, caches, ["logits"])["logits"]
 
-    def observe(self, caches: Caches, tokens: npt.ArrayLike, write_indices: Sequence[int]) -> dict[str, Floats]:
+    def run_with_hidden(
+        self,
+        caches: Caches,
+        tokens: npt.ArrayLike,
+        write_indices: Sequence[int],
+        *,
+        more: Mapping[str, npt.NDArray[Any]],
+    ) -> tuple[Floats, Floats]:
+        """As `run`, of a head, with its output [B,1,S,h] beside the logits."""
+        outputs = self._run_bound({**_feeds(tokens, write_indices), **more}, caches, ["logits", "hidden"])
+        return outputs["logits"], outputs["hidden"]
+
+    def observe(
+        self,
+        caches: Caches,
+        tokens: npt.ArrayLike,
+        write_indices: Sequence[int],
+        *,
+        more: Mapping[str, npt.NDArray[Any]] = NOTHING,
+    ) -> dict[str, Floats]:
         """As `run`, but what other outputs the graph has than logits and caches, by name."""
         names = [node.name for node in self._session.get_outputs()]
-        others = [name for name in names if name != "logits" and "_cache_out." not in name]
-        return self._run_bound(_feeds(tokens, write_indices), caches, others)
+        others = [name for name in names if name != "logits" and "_cache_out" not in name]
+        return self._run_bound({**_feeds(tokens, write_indices), **more}, caches, others)
 
     def _run_bound(
         self, feeds: Mapping[str, npt.NDArray[Any]], caches: Caches, outputs: Sequence[str]
@@ -86,7 +110,7 @@ class GraphRunner:
         for name in outputs:
             binding.bind_output(name)
         for name, value in caches.values.items():
-            binding.bind_ortvalue_output(name.replace("_cache.", "_cache_out."), value)
+            binding.bind_ortvalue_output(name.replace("_cache", "_cache_out"), value)
         self._session.run_with_iobinding(binding)
         found = binding.get_outputs()
         return {name: found[place].numpy() for place, name in enumerate(outputs)}

@@ -3,7 +3,7 @@
 Graphs that are to be quantized lie in a folder of their own (FLOAT32) until then.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from forerun_export import parity
 from forerun_export.frontends import Decoder, build_decoder
 from forerun_export.graph_files import save_graph, save_sharing_graph
 from forerun_export.graph_runner import GraphRunner
+from forerun_export.head_files import TrainedHead
 from forerun_export.precision import weight_bytes
 from forerun_export.progress import Report, part
 from forerun_export.recipe import Precision, Recipe
@@ -36,7 +37,8 @@ class Sources:
     """The checkpoints of a recipe, and the key under which their engines are recognised."""
 
     target: Source
-    draft: Source | None  # None: no draft, or one made of the target's layers
+    draft: Source | None  # None: no draft, or one made of the target's layers, or a head
+    head: TrainedHead | None
     target_sha256: str
     draft_sha256: str | None
     key: str
@@ -48,12 +50,18 @@ class Model:
 
     role: str
     owner: str  # the role whose weight file it reads
-    source: Source
+    source: Source  # of a head, the target's
     source_sha256: str
     architecture: Architecture
     frontend: str
     layers_left_out: tuple[int, ...]
     precision: Precision
+    head: TrainedHead | None = None
+
+    @property
+    def source_text(self) -> str:
+        """What the user wrote."""
+        return self.source.text if self.head is None else f"head:{self.head.path}"
 
     @property
     def graph(self) -> str:
@@ -100,6 +108,8 @@ class Float32Models:
         """Write target and draft in float32, the target first. Raises ExportError for what cannot be built."""
         sources, draft = self._sources, self._recipe.draft
         target = self._build("target", sources.target)
+        if sources.head is not None:
+            return self._with_head(target, sources.head)
         models = {"target": self._save("target", target, sources.target, sources.target_sha256)}
         if draft is not None and draft.source is None:
             decoder = target.without_layers(draft.layers_left_out)
@@ -112,6 +122,25 @@ class Float32Models:
             _check_vocabulary_sizes(models["target"], models["draft"])
         return models
 
+    def _with_head(self, target: Decoder, head: TrainedHead) -> dict[str, Model]:
+        """The target, which keeps features for its head, and the head."""
+        sources, limits, numbers = self._sources, self._recipe.limits, target.architecture
+        expected, found = head.record.target, (numbers.hidden_size, numbers.vocabulary_size)
+        if (expected.hidden_size, expected.vocabulary_size) != found:
+            raise ExportError(
+                f"the head {head.path} is for a hidden size of {expected.hidden_size} and {expected.vocabulary_size} "
+                f"tokens, {sources.target.text} has {found[0]} and {found[1]}; train one for it"
+            )
+        from forerun_export.head_graph import build_head, with_features  # needs PyTorch, as few exports do
+
+        self._progress("building the draft head")
+        decoder = build_head(head, sources.target, target, context=limits.context, frontend=self._recipe.frontend)
+        kept = with_features(target, head)
+        return {
+            "target": self._save("target", kept, sources.target, sources.target_sha256),
+            "draft": self._save("draft", decoder, sources.target, head.sha256(), head=head),
+        }
+
     def _build(self, role: str, source: Source) -> Decoder:
         return build_decoder(
             source,
@@ -120,7 +149,9 @@ class Float32Models:
             report=lambda step, done=0, total=1: self._progress(f"building the {role}: {step}", done, total),
         )
 
-    def _save(self, role: str, decoder: Decoder, source: Source, sha256: str) -> Model:
+    def _save(
+        self, role: str, decoder: Decoder, source: Source, sha256: str, *, head: TrainedHead | None = None
+    ) -> Model:
         draft = self._recipe.draft
         model = Model(
             role=role,
@@ -131,6 +162,7 @@ class Float32Models:
             frontend=decoder.frontend,
             layers_left_out=decoder.layers_left_out,
             precision=draft.precision if role == "draft" and draft is not None else self._recipe.target.precision,
+            head=head,
         )
         model.write(decoder.model, model.float32_folder(self._folder), report=self._progress)
         return model
@@ -139,8 +171,9 @@ class Float32Models:
         """Each written model's distance from its checkpoint. Raises ExportError where rounding cannot explain it."""
         texts = [self._tokenizer.tokenizer.encode(text).ids for text in COMPARED_TEXTS]
         found: dict[str, Parity] = {}
-        for source in {model.source for model in models.values()}:
-            same_source = [model for model in models.values() if model.source == source]
+        decoders = [model for model in models.values() if model.head is None]
+        for source in {model.source for model in decoders}:
+            same_source = [model for model in decoders if model.source == source]
             expected = parity.references(
                 source,
                 same_source[0].architecture.vocabulary_size,
@@ -157,7 +190,20 @@ class Float32Models:
                     expected[model.layers_left_out],
                     weights_folder=(folder / model.weights).parent,
                 )
-        return found
+        return found | self._compare_head(models, texts)
+
+    def _compare_head(self, models: Mapping[str, Model], texts: Sequence[Sequence[int]]) -> dict[str, Parity]:
+        """Of the draft, if it is a head: with its target before it, as it decodes."""
+        target, head = models["target"], self._sources.head
+        if head is None:
+            return {}
+        from forerun_export import head_parity
+
+        context = self._recipe.limits.context
+        expected = head_parity.reference(head, target.source, context=context, texts=texts, report=self._progress)
+        self._progress("comparing the draft head with its checkpoint")
+        paths = {role: model.float32_folder(self._folder) / model.graph for role, model in models.items()}
+        return {"draft": head_parity.check(paths["draft"], paths["target"], head.tokens, expected)}
 
 
 def _check_vocabulary_sizes(target: Model, draft: Model) -> None:

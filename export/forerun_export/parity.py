@@ -97,10 +97,12 @@ def check(graph_path: Path, reference: Reference, *, weights_folder: Path | None
 def _bounds(reference: Reference) -> list[float]:
     """The bound of each prompt: a float32 result is off by its own last place at least."""
     sizes = [float(np.abs(logits).max()) for logits in reference.logits]
-    return [
-        ROUNDING_MULTIPLE * max(rounding, size * _FLOAT32_EPSILON)
-        for rounding, size in zip(reference.rounding, sizes, strict=True)
-    ]
+    return [bound(rounding, size) for rounding, size in zip(reference.rounding, sizes, strict=True)]
+
+
+def bound(rounding: float, size: float) -> float:
+    """What rounding explains of logits as large as `size`, where PyTorch in float32 is off by `rounding`."""
+    return ROUNDING_MULTIPLE * max(rounding, size * _FLOAT32_EPSILON)
 
 
 def compare(

@@ -17,6 +17,7 @@ Frontend: TypeAlias = Literal["auto", "mobius", "optimum"]
 Device: TypeAlias = Literal["cpu"]
 
 _LAYERS = "layers:"
+_HEAD = "head:"
 # Behind a fault of the recipe that asks for what people reasonably expect.
 _REASONS = {'found "fp16"': "onnxruntime's CPU provider has no product in fp16, it would run as fp32 with casts"}
 # The key of a recipe that each command-line option sets; the option's name is what an error then names.
@@ -70,7 +71,7 @@ class ModelRecipe:
 
 @dataclass(frozen=True)
 class DraftRecipe:
-    """The draft: a checkpoint of its own (``source``), or the target without some layers (no ``source``).
+    """The draft: a checkpoint of its own (``source``), a trained ``head``'s folder, or the target without some layers.
 
     ``vocabulary``: it proposes only tokens with ids below this, and special ones; None is all.
     """
@@ -79,6 +80,7 @@ class DraftRecipe:
     layers_left_out: tuple[int, ...]
     precision: Precision
     vocabulary: int | None = None
+    head: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Recipe:
         content = asdict(self)
         content["target"] = {"sha256": target_source_sha256, "precision": self.target.precision}
         if self.draft is not None:
-            content["draft"]["source"] = draft_source_sha256
+            content["draft"] |= {"source": draft_source_sha256, "head": self.draft.head is not None}
         content["exporter"] = exporter_version
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -225,9 +227,20 @@ def _draft(table: _DraftTable, folder: Path, *, default: Precision) -> DraftReci
             shared = "a draft of the target's layers shares its weights"
             raise SchemaError([f"draft.precision: expected {default} as the target's ({shared}), found {precision}"])
         return DraftRecipe(None, layers, precision, table.vocabulary)
+    if table.source.startswith(_HEAD):
+        return _head(table, folder, precision)
     if not table.source.strip():
-        raise SchemaError(["draft.source: expected a source or layers:N,..., found nothing"])
+        raise SchemaError(["draft.source: expected a source, head:PATH or layers:N,..., found nothing"])
     return DraftRecipe(_resolve(table.source, folder), (), precision, table.vocabulary)
+
+
+def _head(table: _DraftTable, folder: Path, precision: Precision) -> DraftRecipe:
+    path = table.source.removeprefix(_HEAD).strip()
+    if not path:
+        raise SchemaError(["draft.source: expected the folder of a head behind head:, found nothing"])
+    if table.vocabulary is not None:
+        raise SchemaError(["draft.vocabulary: a head has candidate tokens of its own; leave it out"])
+    return DraftRecipe(None, (), precision, head=str(folder / Path(path).expanduser()))
 
 
 def _resolve(source: str, folder: Path, *, is_file: bool = False) -> str:

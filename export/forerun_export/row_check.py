@@ -3,7 +3,8 @@
 import numpy as np
 
 from forerun.errors import ExportError
-from forerun_export.graph_runner import Floats, GraphRunner
+from forerun_export.graph_runner import Floats
+from forerun_export.head_runner import Runner
 
 PREFIX, NEW = 5, 17
 CAPACITY = 64
@@ -11,7 +12,7 @@ WIDTHS = (2, 3, 5, 8, 12, NEW)
 """New tokens in one call."""
 
 
-def check(runner: GraphRunner, *, precision: str) -> None:
+def check(runner: Runner, *, precision: str) -> None:
     """Decode the same tokens one by one, several at once, and beside other rows.
 
     Raises ExportError where a logit differs in any bit: the format cannot be offered then.
@@ -28,7 +29,7 @@ def check(runner: GraphRunner, *, precision: str) -> None:
             )
 
 
-def _after_prefix(runner: GraphRunner, rows: list[list[int]], first: int, count: int) -> Floats:
+def _after_prefix(runner: Runner, rows: list[list[int]], first: int, count: int) -> Floats:
     """Logits [B,count,V] of the new tokens from number `first` on."""
     start = PREFIX + first
     caches = runner.new_caches(len(rows), CAPACITY)

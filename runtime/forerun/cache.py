@@ -1,4 +1,4 @@
-"""Key/value caches of one model: who owns which slots.
+"""The caches of one model, keys and values and whatever else lies in slots: who owns which.
 
     row      0    1    2  ...      one row a sequence; rows in use are always 0 .. n-1
     slot     0 .. cached-1         the row's committed tokens (all but the pending one)
@@ -10,7 +10,9 @@ use and not for the longest context.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from forerun.engine import Backend, ElementType, Tensor
 from forerun.manifest import Architecture
@@ -19,14 +21,32 @@ CAPACITY_STEP = 256
 """Slots by which capacity grows: a growth copies the cache, about as long as one call of the model."""
 
 
-class KeyValueCache:
-    """Tensors [rows, H, capacity, D], a key and a value for each layer."""
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One cache: its names in the graph, and its heads of so many numbers for each slot."""
 
-    def __init__(self, backend: Backend, architecture: Architecture) -> None:
+    name: str
+    written: str
+    heads: int
+    size: int
+
+
+class KeyValueCache:
+    """Tensors [rows, H, capacity, D], a key and a value for each layer.
+
+    With `features`, one [rows, 1, capacity, h] more: what a draft head reads of this model.
+    """
+
+    def __init__(self, backend: Backend, architecture: Architecture, *, features: bool = False) -> None:
         self._backend = backend
-        self._heads = architecture.kv_heads
-        self._head_size = architecture.head_size
-        self._layers = architecture.layers
+        heads, size = architecture.kv_heads, architecture.head_size
+        self._kinds = [
+            _Kind(f"{kind}_cache.{layer}", f"{kind}_cache_out.{layer}", heads, size)
+            for layer in range(architecture.layers)
+            for kind in "kv"
+        ]
+        if features:
+            self._kinds.append(_Kind("feature_cache", "feature_cache_out", 1, architecture.hidden_size))
         self.rows = 0
         self.capacity = 0
         self.generation = 0  # counts the times that tensors have moved
@@ -43,8 +63,8 @@ class KeyValueCache:
 
     def _move(self, rows: int, capacity: int) -> None:
         """Into new tensors, with as much of the old ones' content as they hold."""
-        shape = (rows, self._heads, capacity, self._head_size)
-        grown = [self._backend.allocate(ElementType.FLOAT, shape) for _ in range(2 * self._layers)]
+        shapes = [(rows, kind.heads, capacity, kind.size) for kind in self._kinds]
+        grown = [self._backend.allocate(ElementType.FLOAT, shape) for shape in shapes]
         for new, old in zip(grown, self._tensors, strict=False):
             self._copy_rows(new, old)
         self.generation += 1  # first: an interrupt may void bindings that still hold, never keep those that do not
@@ -60,9 +80,10 @@ class KeyValueCache:
             self._move(rows, capacity)
 
     def _copy_rows(self, new: Tensor, old: Tensor) -> None:
-        size = min(new.shape[2], old.shape[2]) * self._head_size
-        for index in range(min(new.shape[0], old.shape[0]) * self._heads):
-            start, old_start = (index * tensor.shape[2] * self._head_size for tensor in (new, old))
+        _, heads, _, width = new.shape
+        size = min(new.shape[2], old.shape[2]) * width
+        for index in range(min(new.shape[0], old.shape[0]) * heads):
+            start, old_start = (index * tensor.shape[2] * width for tensor in (new, old))
             self._backend.copy(new.view(size, offset=start), old.view(size, offset=old_start))
 
     def end(self, row: int, last: int, *, clear: bool = False) -> None:
@@ -79,14 +100,16 @@ class KeyValueCache:
 
     def tensors(self, first_row: int, rows: int) -> Iterator[tuple[str, str, Tensor]]:
         """(input name, output name, tensor) of each cache, for the rows from `first_row` on."""
-        for index, tensor in enumerate(self._tensors):
-            name = f"{'kv'[index % 2]}_cache"
-            view = self._rows(tensor, first_row, rows)
-            yield f"{name}.{index // 2}", f"{name}_out.{index // 2}", view
+        for kind, tensor in zip(self._kinds, self._tensors, strict=False):
+            yield kind.name, kind.written, self._rows(tensor, first_row, rows)
+
+    def features(self, first_row: int, rows: int) -> Tensor:
+        """The features [rows,1,C,h] of the rows from `first_row` on, of a cache that has them and room for these."""
+        return self._rows(self._tensors[-1], first_row, rows)
 
     def _rows(self, tensor: Tensor, first_row: int, rows: int) -> Tensor:
         shape = (rows, *tensor.shape[1:])
-        return tensor.view(*shape, offset=first_row * self._heads * self.capacity * self._head_size)
+        return tensor.view(*shape, offset=first_row * math.prod(shape[1:]))
 
 
 def _round_up(value: int, step: int) -> int:

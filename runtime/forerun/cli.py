@@ -1,4 +1,4 @@
-"""The command line: `forerun export`, `generate`, `inspect`, `certify` and `bench`.
+"""The command line: `forerun export`, `generate`, `inspect`, `certify`, `bench` and `train-head`.
 
 Heavy modules are imported inside the commands, so that `--help` and mistakes answer at once.
 """
@@ -186,7 +186,11 @@ def _inspect_graph(path: Path, *, as_json: bool) -> None:
 @click.argument("recipe", required=False, type=click.Path(path_type=Path), metavar="[RECIPE.toml]")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Engine directory to write.")
 @click.option("--target", metavar="SRC", help="A GGUF file, a Hugging Face folder or a hub id.")
-@click.option("--draft", metavar="SRC|layers:N,..", help="A source, or the target without these layers.")
+@click.option(
+    "--draft",
+    metavar="SRC|head:PATH|layers:N,..",
+    help="A source, a trained head's folder, or the target without these layers.",
+)
 @click.option("--precision", help="Of the target's weights: fp32, int8 or int4. [default: fp32]")
 @click.option("--draft-precision", help="Of the draft's weights. [default: the target's]")
 @click.option("--draft-vocabulary", type=int, help="Let the draft propose token ids below this only, and special ones.")
@@ -279,3 +283,37 @@ def bench(directory: Path, **options: Any) -> None:
         ) from error
     if not command.run(directory, **options):
         sys.exit(1)
+
+
+@main.command("train-head")
+@click.argument("target", metavar="TARGET")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the head to write.")
+@click.option("--prompts", multiple=True, metavar="FILE", help="Prompts to train on, in the formats of bench.")
+@click.option("--self-prompts", type=click.IntRange(min=0), default=0, help="Questions that the target asks itself.")
+@click.option(
+    "--code-prompts", type=click.IntRange(min=0), default=0, help="Functions of Python's library to complete."
+)
+@click.option("--held-out", multiple=True, metavar="FILE", help="Prompts to report on. [default: a part of the others]")
+@click.option("--work", type=click.Path(path_type=Path), help="Folder of answers and checkpoints. [default: OUT.work]")
+@click.option("--max-new-tokens", type=click.IntRange(min=4), default=160, show_default=True, help="Of each answer.")
+@click.option("--answer-precision", default="fp32", show_default=True, help="Of the engine that answers.")
+@click.option("--answer-batch", type=click.IntRange(min=1), default=64, show_default=True, help="Answers at a time.")
+@click.option("--vocabulary", type=click.IntRange(min=1), default=8192, show_default=True, help="Tokens it proposes.")
+@click.option("--epochs", type=click.IntRange(min=1), default=4, show_default=True, help="Times through all answers.")
+@click.option("--batch", type=click.IntRange(min=1), default=4, show_default=True, help="Answers for each step.")
+@click.option("--unrolled", type=click.IntRange(1, 8), default=4, show_default=True, help="Steps on its own outputs.")
+@click.option("--learning-rate", type=float, default=1e-3, show_default=True, help="At its highest.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of prompts, answers and weights."
+)
+@click.option("--device", default="auto", show_default=True, help="Where it trains: auto, cpu or cuda.")
+@json_option
+def train_head(target: str, as_json: bool, **options: Any) -> None:
+    """Train a draft head for TARGET: a GGUF file, a Hugging Face folder or a hub id."""
+    try:
+        from forerun_export.heads import command  # noqa: TID251 - the export side, as in `export`
+    except ModuleNotFoundError as error:
+        raise ExportError(
+            f"training needs the package {error.name}; install it with: pip install 'forerun[export]'"
+        ) from error
+    command.run(target, as_json=as_json, **options)

@@ -88,7 +88,7 @@ class Costs:
         if self.draft is None or shape.steps == 0:
             return 0.0
         draw_s = (self.draw_sampled if shape.samples else self.draw_greedy)(shape.rows)
-        first_s = self.draft(2 * shape.rows)  # which takes two tokens a row
+        first_s = self.draft(2 * shape.rows)  # which takes two tokens a row, or about that of a head
         return first_s + (shape.steps - 1) * self.draft(shape.rows) + shape.steps * draw_s
 
 

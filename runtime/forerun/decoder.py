@@ -17,9 +17,10 @@ from forerun.backends import open_backend
 from forerun.controls import Controls
 from forerun.costs import CostFile, Costs, measure
 from forerun.directory import EngineDirectory
-from forerun.draft import Draft, ModelDraft
+from forerun.draft import Draft, ModelDraft, SteppingDraft
 from forerun.engine import Engine
 from forerun.errors import RequestError
+from forerun.head import HeadDraft
 from forerun.loop import Loop
 from forerun.manifest import ModelRecord
 from forerun.model import CachedModel
@@ -79,12 +80,12 @@ class Decoder:
         self.manifest = manifest = self.directory.manifest
         self.backend = open_backend(manifest.backend.name, manifest.backend.device, threads=threads)
         with ThreadPoolExecutor() as pool:  # each is the work of one thread, most of it packing weights
-            target = pool.submit(self._load, manifest.target)
-            draft = pool.submit(self._load, manifest.draft) if load_draft and manifest.draft is not None else None
+            target = pool.submit(self._load, "target", manifest.target)
+            draft = pool.submit(self._load, "draft", manifest.draft) if load_draft and manifest.draft else None
             tokenizer, graphs = pool.submit(self._open_tokenizer), pool.submit(self._load_sampling)
         self.target, self.tokenizer = target.result(), tokenizer.result()
         self._sampler = sampler = Sampler(graphs.result(), self.backend)
-        self.draft = ModelDraft(draft.result(), sampler, self.backend) if draft is not None else None
+        self.draft = self._draft(draft.result()) if draft is not None else None
         drafts: list[Draft] = [*([self.draft] if self.draft is not None else []), NgramDraft(self.backend)]
         by_name = {draft.name: draft for draft in drafts}
         planner = Planner(by_name, lambda: self.costs)
@@ -96,7 +97,7 @@ class Decoder:
     @cached_property
     def costs(self) -> Costs:
         """What the calls of a round take on this machine. Measured once, for a second or a few, and then kept."""
-        draft = self.draft.model if self.draft is not None else None
+        draft = self.draft
         hashes = [record.sha256 for record in self.manifest.files.values()]
         kept = CostFile([self.backend.identity, "" if draft is None else "model", *hashes])
         if (costs := kept.read()) is None:
@@ -104,6 +105,12 @@ class Decoder:
             costs = measure(calls_of_a_round(self.backend, self.target, draft, self._sampler, draft_length=longest))
             kept.write(costs)
         return costs
+
+    def _draft(self, model: CachedModel) -> SteppingDraft[Any]:
+        manifest = self.manifest
+        if manifest.draft is not None and manifest.draft.is_head:
+            return HeadDraft(model, self.target, self._sampler, self.backend, longest=manifest.limits.draft_length)
+        return ModelDraft(model, self._sampler, self.backend)
 
     def _open_tokenizer(self) -> Tokenizer:
         record = self.manifest.tokenizer
@@ -117,11 +124,12 @@ class Decoder:
     def _load_sampling(self) -> Mapping[str, Engine]:
         return {name: self.backend.load(self.directory.file(file)) for name, file in self.manifest.sampling.items()}
 
-    def _load(self, record: ModelRecord) -> CachedModel:
-        graph = self.directory.file(record.graph)
+    def _load(self, role: str, record: ModelRecord) -> CachedModel:
+        graph, features = self.directory.file(record.graph), contract.features_of(role, self.manifest)
         engine = self.backend.load(graph, weights_folder=self.directory.file(record.weights).parent)
-        contract.check(engine, record.architecture, graph)
-        return CachedModel(engine, self.backend, record.architecture, positions=self.manifest.limits.context)
+        contract.check(engine, record.architecture, graph, features)
+        positions = self.manifest.limits.context
+        return CachedModel(engine, self.backend, record.architecture, positions=positions, features=features)
 
     @overload
     def generate(self, prompts: str | Request, /, **controls: Any) -> Generation: ...

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import abc
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from forerun.cache import KeyValueCache
 from forerun.engine import Backend
 from forerun.estimates import Acceptance, SequenceAcceptance
 from forerun.laws import Demands
 from forerun.model import CachedModel, Shape
+from forerun.profiling import model_calls
 from forerun.randomness import Stream
 from forerun.row import Row, Verdict
 from forerun.sampling import Sampler
@@ -60,6 +63,95 @@ class Draft(Protocol):
         """No sequence is left: let go of memory."""
 
 
+class SteppingDraft(abc.ABC, Generic[T]):
+    """A draft that makes one proposal at a step, for all rows of the batch in lockstep: each is drawn from a law q.
+
+    `model` is what gives the logits, with a cache of its own; T is what is kept of each sequence.
+    """
+
+    name = "model"
+    points = False
+
+    def __init__(self, model: CachedModel, sampler: Sampler, backend: Backend) -> None:
+        self.model = model
+        self._sampler = sampler
+        self._backend = backend
+        self._sequences: dict[int, T] = {}
+
+    @abc.abstractmethod
+    def begin(self, row: int, tokens: Sequence[int]) -> None:
+        """See `Draft.begin`."""
+
+    @abc.abstractmethod
+    def prepare(self, row: int, tokens: Sequence[int], *, rows: int) -> None:
+        """See `Draft.prepare`."""
+
+    @abc.abstractmethod
+    def outlook(self, row: int, most: int) -> Sequence[float]:
+        """See `Draft.outlook`."""
+
+    @abc.abstractmethod
+    def commit(self, row: int, tokens: Sequence[int], verdict: Verdict | None) -> None:
+        """See `Draft.commit`."""
+
+    @abc.abstractmethod
+    def cached(self, row: int) -> int:
+        """How many of a row's slots hold what follows from its committed tokens."""
+
+    @abc.abstractmethod
+    def reread(self, row: int, tokens: Sequence[int], slots: int) -> KeyValueCache:
+        """A fresh cache of one row: its first `slots` slots are those of row `row`, whose tokens these are."""
+
+    @abc.abstractmethod
+    def timed_calls(self, tensors: Mapping[int, RoundTensors]) -> Mapping[int, Callable[[], None]]:
+        """Calls of the model to be timed, by their number of tokens; each has the tensors of one row."""
+
+    @abc.abstractmethod
+    def _start(self, rows: Sequence[Row], lengths: Sequence[int], tensors: RoundTensors) -> None:
+        """Make room for a round and catch up, so that the first step can follow."""
+
+    @abc.abstractmethod
+    def _step(self, rows: Sequence[Row], lengths: Sequence[int], tensors: RoundTensors, step: int) -> None:
+        """Feed what comes before proposal number `step`: its logits, into `tensors.draft`."""
+
+    def propose(self, rows: Sequence[Row], lengths: Sequence[int], demands: Demands, tensors: RoundTensors) -> None:
+        """max(lengths) steps, each followed by a draw; see `Draft.propose`."""
+        self._start(rows, lengths, tensors)
+        drafted: list[list[int]] = [[] for _ in rows]
+        for step in range(max(lengths)):
+            self._step(rows, lengths, tensors, step)
+            self._write_draw(rows, demands, tensors, step)
+            places = [row.edits_at(drafted[index]) for index, row in enumerate(rows)] if demands.edits else None
+            shaped = self._sampler.shape(tensors.draft, tensors, demands, places)
+            self._sampler.propose(shaped, tensors, demands)
+            if demands.edits:  # what is edited next depends on what was drafted
+                for tokens, token in zip(drafted, self._backend.read(tensors.draft_token), strict=True):
+                    tokens.append(token)
+
+    def end(self, row: int, last: int, *, clear: bool = False) -> None:
+        """See `Draft.end`."""
+        self.model.cache.end(row, last, clear=clear)
+        end_row(self._sequences, row, last)
+
+    def trim(self, rows: int, slots: int) -> None:
+        """See `Draft.trim`."""
+        self.model.trim(rows, slots)
+
+    def release(self) -> None:
+        """See `Draft.release`."""
+        self.model.release()
+        self._sequences.clear()
+
+    def _write_draw(self, rows: Sequence[Row], demands: Demands, tensors: RoundTensors, step: int) -> None:
+        write = self._backend.write
+        write(tensors.step, [step] * len(rows))
+        if demands.samples:
+            places = [len(row.tokens) + step for row in rows]
+            write(tensors.draft.positions, places)
+            drawn = [row.uniforms(Stream.DRAFT, place, step, 2) for row, place in zip(rows, places, strict=True)]
+            write(tensors.propose_uniforms, [number for pair in drawn for number in pair])
+
+
 MODEL_PRIOR = 0.75
 """Acceptance that is expected of a draft model before anything is known."""
 
@@ -77,7 +169,7 @@ class _Sequence:
     fed_proposals: int = 0
 
 
-class ModelDraft:
+class ModelDraft(SteppingDraft[_Sequence]):
     """A smaller decoder with a cache of its own.
 
     Each round starts by feeding the last *two* committed tokens: after a round that kept all K proposals the cache
@@ -85,23 +177,25 @@ class ModelDraft:
     proposal needs no rollback. Rows that were not asked fall behind, and catch up when they are.
     """
 
-    name = "model"
-    points = False
-
     def __init__(self, model: CachedModel, sampler: Sampler, backend: Backend) -> None:
-        self.model = model
-        self._sampler = sampler
-        self._backend = backend
+        super().__init__(model, sampler, backend)
         self._acceptance = Acceptance([MODEL_PRIOR])
-        self._sequences: dict[int, _Sequence] = {}
 
     def begin(self, row: int, tokens: Sequence[int]) -> None:
         """See `Draft.begin`."""
         self._sequences[row] = _Sequence(self._acceptance.sequence())
 
     def cached(self, row: int) -> int:
-        """How many of a row's committed tokens the cache holds."""
+        """See `SteppingDraft.cached`: a slot for each committed token."""
         return self._sequences[row].cached if row in self._sequences else 0
+
+    def reread(self, row: int, tokens: Sequence[int], slots: int) -> KeyValueCache:
+        """See `SteppingDraft.reread`."""
+        return self.model.reread(tokens[:slots])
+
+    def timed_calls(self, tensors: Mapping[int, RoundTensors]) -> Mapping[int, Callable[[], None]]:
+        """See `SteppingDraft.timed_calls`."""
+        return model_calls(self.model, tensors)
 
     def outlook(self, row: int, most: int) -> Sequence[float]:
         """See `Draft.outlook`."""
@@ -116,26 +210,21 @@ class ModelDraft:
             sequence.cached = wanted
 
     def propose(self, rows: Sequence[Row], lengths: Sequence[int], demands: Demands, tensors: RoundTensors) -> None:
-        """max(lengths) steps of the model, each followed by a draw; see `Draft.propose`."""
-        steps = max(lengths)
-        self.model.cache.reserve(tensors.rows, max(len(row.tokens) for row in rows) + steps)
+        """See `Draft.propose`."""
+        super().propose(rows, lengths, demands, tensors)
+        self._remember_fed(rows, max(lengths))
+
+    def _start(self, rows: Sequence[Row], lengths: Sequence[int], tensors: RoundTensors) -> None:
+        self.model.cache.reserve(tensors.rows, max(len(row.tokens) for row in rows) + max(lengths))
         for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             if length:
                 self.prepare(index, row.tokens, rows=tensors.rows)
-        drafted: list[list[int]] = [[] for _ in rows]
-        for step in range(steps):
-            if step == 0:
-                self._feed_last_two(rows, tensors)
-            else:
-                self._feed_proposal(rows, tensors, step)
-            self._write_draw(rows, demands, tensors, step)
-            places = [row.edits_at(drafted[index]) for index, row in enumerate(rows)] if demands.edits else None
-            shaped = self._sampler.shape(tensors.draft, tensors, demands, places)
-            self._sampler.propose(shaped, tensors, demands)
-            if demands.edits:  # what is edited next depends on what was drafted
-                for tokens, token in zip(drafted, self._backend.read(tensors.draft_token), strict=True):
-                    tokens.append(token)
-        self._remember_fed(rows, steps)
+
+    def _step(self, rows: Sequence[Row], lengths: Sequence[int], tensors: RoundTensors, step: int) -> None:
+        if step == 0:
+            self._feed_last_two(rows, tensors)
+        else:
+            self._feed_proposal(rows, tensors, step)
 
     def _remember_fed(self, rows: Sequence[Row], steps: int) -> None:
         """Of rows that had fallen behind and were not asked, nothing in the cache has become right."""
@@ -159,15 +248,6 @@ class ModelDraft:
         bound = self.model.bind(shape, input_ids=tensors.draft_token, logits=tensors.draft.logits)
         self.model.run(bound, [len(row.tokens) - 1 + step for row in rows])
 
-    def _write_draw(self, rows: Sequence[Row], demands: Demands, tensors: RoundTensors, step: int) -> None:
-        write = self._backend.write
-        write(tensors.step, [step] * len(rows))
-        if demands.samples:
-            places = [len(row.tokens) + step for row in rows]
-            write(tensors.draft.positions, places)
-            drawn = [row.uniforms(Stream.DRAFT, place, step, 2) for row, place in zip(rows, places, strict=True)]
-            write(tensors.propose_uniforms, [number for pair in drawn for number in pair])
-
     def commit(self, row: int, tokens: Sequence[int], verdict: Verdict | None) -> None:
         """See `Draft.commit`."""
         sequence = self._sequences[row]
@@ -177,20 +257,6 @@ class ModelDraft:
             sequence.fed = 0
         if verdict is not None:
             sequence.acceptance.learn([0] * len(verdict.proposals), verdict.accepted)
-
-    def end(self, row: int, last: int, *, clear: bool = False) -> None:
-        """See `Draft.end`."""
-        self.model.cache.end(row, last, clear=clear)
-        end_row(self._sequences, row, last)
-
-    def trim(self, rows: int, slots: int) -> None:
-        """See `Draft.trim`."""
-        self.model.trim(rows, slots)
-
-    def release(self) -> None:
-        """See `Draft.release`."""
-        self.model.release()
-        self._sequences.clear()
 
 
 def end_row(states: dict[int, T], row: int, last: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from forerun.backends import open_backend
-from forerun.contract import check
+from forerun.contract import check, features_of
 from forerun.directory import EngineDirectory
 from forerun.errors import ForerunError
 from forerun.manifest import ModelRecord, Quantization
@@ -19,12 +19,12 @@ def violations(engines: EngineDirectory) -> list[str]:
         return found  # no use in loading what has changed
     manifest = engines.manifest
     backend = open_backend(manifest.backend.name, manifest.backend.device)
-    for record in (manifest.target, manifest.draft):
+    for role, record in (("target", manifest.target), ("draft", manifest.draft)):
         if record is not None:
             graph = engines.file(record.graph)
             try:
                 engine = backend.load(graph, weights_folder=engines.file(record.weights).parent)
-                check(engine, record.architecture, graph)
+                check(engine, record.architecture, graph, features_of(role, manifest))
             except ForerunError as error:
                 found.append(str(error))
     tokenizer = Tokenizer.open(engines.path, end_tokens=manifest.tokenizer.end_tokens, bos_token=None, eos_token=None)
@@ -64,6 +64,9 @@ def _model_lines(role: str, record: ModelRecord) -> list[str]:
         f"          {numbers.model_type}: {numbers.layers} layers, {numbers.query_heads} heads over "
         f"{numbers.kv_heads} KV heads of {numbers.head_size}, vocabulary {numbers.vocabulary_size}",
     ]
+    if record.is_head:
+        layers = ", ".join(map(str, record.feature_layers))
+        lines.append(f"          a trained head: it reads the target's features, from behind its layers {layers}")
     if record.head_tokens is not None:
         lines.append(f"          its head gives logits to {record.head_tokens} tokens only")
     if record.parity is not None:

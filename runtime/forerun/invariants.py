@@ -11,11 +11,11 @@ import itertools
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from forerun.draft import ModelDraft
+from forerun.cache import KeyValueCache
+from forerun.draft import ModelDraft, SteppingDraft
 from forerun.engine import Backend, ElementType, Tensor
-from forerun.model import CachedModel
 from forerun.stats import Stats
 
 if TYPE_CHECKING:
@@ -39,11 +39,12 @@ class RowSnapshot:
 
 @dataclass(frozen=True)
 class CachedPrefix:
-    """A model, and how many of a row's committed tokens its cache holds."""
+    """A cache, how many of a row's slots hold what follows from its committed tokens, and the same made anew."""
 
     name: str
-    model: CachedModel
+    cache: KeyValueCache
     cached: Callable[[RowSnapshot], int]
+    reread: Callable[[RowSnapshot, int], KeyValueCache]
 
 
 def violations(decoder: Decoder) -> list[str]:
@@ -61,7 +62,7 @@ def violations(decoder: Decoder) -> list[str]:
     for row in rows:
         found += [f"row {row.index}: {fault}" for fault in (*_count_faults(row), *_length_faults(row))]
     for prefix in _cached_prefixes(decoder):
-        for row in rows if prefix.name == "target" else [row for row in rows if ModelDraft.name in row.drafts]:
+        for row in rows if prefix.name == "target" else [row for row in rows if SteppingDraft.name in row.drafts]:
             faults = _cache_faults(prefix, row, decoder.backend)
             found += [f"row {row.index}: {prefix.name} cache: {fault}" for fault in faults]
     return found
@@ -121,32 +122,41 @@ def _count_faults(row: RowSnapshot) -> Iterator[str]:
 
 
 def _cached_prefixes(decoder: Decoder) -> Iterator[CachedPrefix]:
-    yield CachedPrefix("target", decoder.target, lambda row: len(row.tokens) - 1)  # one is pending
-    if isinstance(draft := decoder.draft, ModelDraft):
-        yield CachedPrefix("draft", draft.model, lambda row: _drafts_cached(draft, row))
+    target = decoder.target
+    yield CachedPrefix(
+        "target",
+        target.cache,
+        lambda row: len(row.tokens) - 1,  # one is pending
+        lambda row, slots: target.reread(row.tokens[:slots]),
+    )
+    if (draft := decoder.draft) is not None:
+        yield CachedPrefix(
+            "draft",
+            draft.model.cache,
+            lambda row: _drafts_cached(draft, row),
+            lambda row, slots: draft.reread(row.index, row.tokens, slots),
+        )
 
 
-def _drafts_cached(draft: ModelDraft, row: RowSnapshot) -> int:
-    """Rows whose draft is asked every round lack the last two at the most, which the next round feeds."""
-    return draft.cached(row.index) if row.adaptive else max(len(row.tokens) - 2, 0)
+def _drafts_cached(draft: SteppingDraft[Any], row: RowSnapshot) -> int:
+    """Rows whose draft model is asked every round lack the last two at the most, which the next round feeds."""
+    if isinstance(draft, ModelDraft) and not row.adaptive:
+        return max(len(row.tokens) - 2, 0)
+    return draft.cached(row.index)
 
 
 def _cache_faults(prefix: CachedPrefix, row: RowSnapshot, backend: Backend) -> Iterator[str]:
-    committed = row.tokens[: prefix.cached(row)]
-    if not committed:
+    held, cache = prefix.cached(row), prefix.cache
+    if held == 0:
         return
-    cache = prefix.model.cache
-    if row.index >= cache.rows or len(committed) > cache.capacity:
-        yield f"{cache.rows} rows of {cache.capacity} slots, too few for {len(committed)} tokens in row {row.index}"
+    if row.index >= cache.rows or held > cache.capacity:
+        yield f"{cache.rows} rows of {cache.capacity} slots, too few for {held} tokens in row {row.index}"
         return
-    fresh = prefix.model.with_own_cache()
-    fresh.cache.reserve(1, len(committed))
-    fresh.prefill(0, committed)
-    pairs = zip(cache.tensors(row.index, 1), fresh.cache.tensors(0, 1), strict=True)
+    pairs = zip(cache.tensors(row.index, 1), prefix.reread(row, held).tensors(0, 1), strict=True)
     wrong: set[int] = set()
     for (_, _, found), (_, _, expected) in pairs:
         slots = zip(_slots(backend, found), _slots(backend, expected), strict=False)
-        wrong.update(slot for slot, (one, other) in enumerate(slots) if slot < len(committed) and one != other)
+        wrong.update(slot for slot, (one, other) in enumerate(slots) if slot < held and one != other)
     if wrong:
         yield f"slots {', '.join(map(str, sorted(wrong)))} do not hold the committed tokens"
 

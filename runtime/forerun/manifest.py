@@ -79,6 +79,8 @@ class ModelRecord:
     ``vocabulary_sha256`` hashes the token map of this model's own tokenizer, so that a pair can be compared.
     ``parity`` is that of the graph in float32, ``quantization`` what another precision changes; None in float32.
     ``head_tokens`` is how many tokens have logits at all, where a draft's head leaves others out.
+    ``feature_layers`` are the layers of the target (counted from 1) whose output a trained draft head reads; empty for
+    a model that is a decoder of its own.
     """
 
     graph: str
@@ -93,6 +95,12 @@ class ModelRecord:
     parity: Parity | None
     quantization: Quantization | None = None
     head_tokens: int | None = None
+    feature_layers: tuple[int, ...] = ()
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this draft is a trained head, which nothing but its target's features can feed."""
+        return bool(self.feature_layers)
 
 
 @dataclass(frozen=True)

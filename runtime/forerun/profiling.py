@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from forerun.costs import MEASURED_TOKENS, Calls
 from forerun.engine import Backend
@@ -14,8 +15,15 @@ from forerun.workspace import RoundTensors, Workspace
 Call = Callable[[], None]
 
 
+class Timed(Protocol):
+    """A draft whose steps take time."""
+
+    def timed_calls(self, tensors: Mapping[int, RoundTensors]) -> Mapping[int, Call]:
+        """See `SteppingDraft.timed_calls`."""
+
+
 def calls_of_a_round(
-    backend: Backend, target: CachedModel, draft: CachedModel | None, sampler: Sampler, *, draft_length: int
+    backend: Backend, target: CachedModel, draft: Timed | None, sampler: Sampler, *, draft_length: int
 ) -> Calls:
     """Calls by curve and number of tokens, for draft lengths up to `draft_length`. They have caches of their own."""
     sampler = sampler.unbound()
@@ -26,9 +34,9 @@ def calls_of_a_round(
     tensors = {number: workspace.tensors(1, number - 1) for number in tokens}
     for each in tensors.values():
         _fill(backend, each)
-    calls: dict[str, Mapping[int, Call]] = {"target": _model_calls(target, tensors)}
+    calls: dict[str, Mapping[int, Call]] = {"target": model_calls(target, tensors)}
     if draft is not None:
-        calls["draft"] = _model_calls(draft, tensors)
+        calls["draft"] = draft.timed_calls(tensors)
     for name, law in (("greedy", LAWS["greedy"]), ("sampled", LAWS["block"])):
         demands = Demands(laws=(law,), filters=False, edits=False, logprobs=False)
         calls[f"accept_{name}"] = {
@@ -44,7 +52,8 @@ def _fill(backend: Backend, tensors: RoundTensors) -> None:
     backend.write(tensors.valid, [tensors.draft_length])
 
 
-def _model_calls(model: CachedModel, tensors: Mapping[int, RoundTensors]) -> Mapping[int, Call]:
+def model_calls(model: CachedModel, tensors: Mapping[int, RoundTensors]) -> Mapping[int, Call]:
+    """Calls of a decoder with caches of its own, by their number of tokens, each of which has logits."""
     own = model.with_own_cache()
     own.cache.reserve(1, max(tensors) + 1)
 

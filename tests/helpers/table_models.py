@@ -37,6 +37,7 @@ from forerun_export.writer import file_records
 from helpers.small_tokenizers import lookup_words
 
 HEADS, HEAD_SIZE = 2, 2
+HIDDEN_SIZE = 4
 CONTEXT, BATCH, DRAFT_LENGTH = 64, 8, 8
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 SURE = 10.0
@@ -103,22 +104,31 @@ class TableModel:
         logits: list[float] = self.table[int(weights.sum()) % len(self.table)].tolist()
         return logits
 
-    def save(self, folder: Path) -> None:
-        """Write model.onnx and model.onnx.data."""
-        folder.mkdir()
+    def save(self, folder: Path, *, keeps_features: bool = False) -> None:
+        """Write model.onnx and model.onnx.data; `keeps_features` for the target of a head."""
+        from helpers.table_heads import keep_features
+
         model = onnx_ir.from_proto(_table_decoder_proto())
-        graph, constants = model.graph, {"table", "token_weights", "position_weights"}
-        for value in [value for value in graph.inputs if value.name in constants]:
-            value.const_value = onnx_ir.tensor(getattr(self, value.name), name=value.name)
-            value.shape = value.const_value.shape
-            graph.inputs.remove(value)
-            graph.initializers.add(value)
-        graph.outputs[0].shape = onnx_ir.Shape(["B", "R", self.vocabulary_size])
-        for value in (*graph.inputs, *graph.outputs):
-            if "_cache" in value.name:
-                value.name += ".0"
-        model.ir_version = 11
-        onnx_ir.save(model, folder / "model.onnx", external_data="model.onnx.data", size_threshold_bytes=0)
+        if keeps_features:
+            keep_features(model)
+        save_table_graph(model, self, folder)
+
+
+def save_table_graph(model: onnx_ir.Model, tables: TableModel, folder: Path) -> None:
+    """Write a graph whose last inputs are these tables."""
+    folder.mkdir()
+    graph, constants = model.graph, {"table", "token_weights", "position_weights"}
+    for value in [value for value in graph.inputs if value.name in constants]:
+        value.const_value = onnx_ir.tensor(getattr(tables, value.name), name=value.name)
+        value.shape = value.const_value.shape
+        graph.inputs.remove(value)
+        graph.initializers.add(value)
+    graph.outputs[0].shape = onnx_ir.Shape(["B", "R", tables.vocabulary_size])
+    for value in (*graph.inputs, *graph.outputs):
+        if value.name.startswith(("k_cache", "v_cache")):
+            value.name += ".0"
+    model.ir_version = 11
+    onnx_ir.save(model, folder / "model.onnx", external_data="model.onnx.data", size_threshold_bytes=12)
 
 
 def random_model(seed: int, *, vocabulary: int = 8, context: int = CONTEXT, spread: float = 1.5) -> TableModel:
@@ -179,11 +189,14 @@ def table_pair(
     seed: int = 1,
     vocabulary: int = 8,
     context: int = CONTEXT,
+    head: bool = False,
     **options: Any,
 ) -> TablePair:
-    """A random target with one of DRAFTS; `options` are those of `engine_directory`."""
+    """A random target with one of DRAFTS, which may be a head; `options` are those of `engine_directory`."""
+    from helpers.table_heads import head_of
+
     target = random_model(seed, vocabulary=vocabulary, context=context)
-    drafts = DRAFTS[draft](target)
+    drafts = head_of(DRAFTS[draft](target)) if head else DRAFTS[draft](target)
     return TablePair(engine_directory(folder, target, drafts, **options), target, drafts)
 
 
@@ -227,7 +240,8 @@ def engine_directory(
     _link_files(sampling or sampling_graphs(target.vocabulary_size), folder / "sampling")
     vocabulary = vocabulary_sha256(tokenizer)
     models = {"target": target, "draft": draft}
-    records = {name: _save(model, folder, name, vocabulary) for name, model in models.items() if model}
+    has_head = isinstance(draft, _head_type())
+    records = {name: _save(model, folder, name, vocabulary, has_head) for name, model in models.items() if model}
     manifest = Manifest(
         schema=1,
         forerun="0.1.0",
@@ -264,10 +278,16 @@ def _link_files(source: Path, target: Path) -> None:
         os.link(file, target / file.name)
 
 
-def _save(model: TableModel, folder: Path, name: str, vocabulary: str) -> ModelRecord:
-    model.save(folder / name)
+def _head_type() -> type[TableModel]:
+    from helpers.table_heads import TableHead
+
+    return TableHead
+
+
+def _save(model: TableModel, folder: Path, name: str, vocabulary: str, has_head: bool) -> ModelRecord:
+    model.save(folder / name, keeps_features=has_head and name == "target")
     architecture = Architecture(
-        "table", 1, HEADS, HEADS, HEAD_SIZE, HEAD_SIZE, model.vocabulary_size, len(model.position_weights)
+        "table", 1, HEADS, HEADS, HEAD_SIZE, HIDDEN_SIZE, model.vocabulary_size, len(model.position_weights)
     )
     return ModelRecord(
         graph=f"{name}/model.onnx",
@@ -280,4 +300,5 @@ def _save(model: TableModel, folder: Path, name: str, vocabulary: str) -> ModelR
         layers_left_out=(),
         vocabulary_sha256=vocabulary,
         parity=None,
+        feature_layers=(1, 1, 1) if has_head and name == "draft" else (),
     )

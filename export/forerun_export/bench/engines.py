@@ -130,8 +130,10 @@ def _forerun_engines(manifest: Manifest, choice: Choice) -> list[Engine]:
 
 
 def _label(draft: str, manifest: Manifest) -> str:
-    precision = f" ({manifest.draft.precision})" if draft == "model" and manifest.draft else ""
-    return f"forerun, {DRAFTS[draft]}{precision}"
+    if draft != "model" or manifest.draft is None:
+        return f"forerun, {DRAFTS[draft]}"
+    name = "trained head" if manifest.draft.is_head else DRAFTS[draft]
+    return f"forerun, {name} ({manifest.draft.precision})"
 
 
 def _forerun_workers(directory: EngineDirectory, threads: int) -> list[WorkerSpec]:
@@ -183,6 +185,11 @@ class _Baselines:
         draft = self._manifest.draft
         if draft is None:
             raise ExportError("this engine directory has no draft to assist with; export one with --draft")
+        if draft.is_head:
+            raise ExportError(
+                "the draft is a trained head, which reads hidden states that no assistant model is given; "
+                "export a draft model to measure assisted generation with"
+            )
         if draft.layers_left_out:
             return {"left_out": list(draft.layers_left_out)}, 0.0
         checkpoint = self._checkpoint(draft, self._choice.draft_checkpoint, "--draft-checkpoint")

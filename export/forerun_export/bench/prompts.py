@@ -3,7 +3,7 @@
 *.jsonl, *.jsonl.gz   a JSON object a line, of any of these kinds:
                       {"prompt", "category", "begun"}    ours; the category is the file's name where there is none
                       {"turns", "category"}              Spec-Bench: the first turn
-                      {"task_id", "prompt"}              HumanEval: each problem twice, see `_human_eval`
+                      {"task_id", "prompt"}              HumanEval: each problem twice, see `of_human_eval`
 *.txt                 one prompt, in the category "text"
 human-eval            HumanEval itself, fetched once; it becomes a file in the user's cache folder
 default               prompts of our own: chat, code, editing
@@ -114,7 +114,7 @@ def _of_line(line: str, place: str, *, default_category: str) -> Iterator[BenchP
         case {"turns": [str(first), *_]}:
             yield BenchPrompt(str(category), first)
         case {"task_id": str(), "prompt": str(code)}:
-            yield from _human_eval(code)
+            yield from of_human_eval(code)
         case {"prompt": str(text)}:
             yield BenchPrompt(str(category), text, _begun(entry, place))
         case _:
@@ -131,7 +131,7 @@ def _begun(entry: Mapping[str, Any], place: str) -> str:
     return begun
 
 
-def _human_eval(code: str) -> Iterator[BenchPrompt]:
+def of_human_eval(code: str) -> Iterator[BenchPrompt]:
     """A problem as two prompts, because a model that is asked to complete a function repeats it first.
 
     `code copying` measures mostly that repetition. In `code body` the answer stands up to the end of the docstring, so

@@ -23,6 +23,7 @@ from forerun_export.certify.statistics import (
     score_test,
 )
 from forerun_export.graph_runner import GraphRunner
+from forerun_export.head_runner import HeadRunner, Runner
 from forerun_export.progress import Report, silent
 
 PART = "engines"
@@ -40,21 +41,30 @@ Samples = Mapping[Tokens, Counter[Tokens]]
 
 
 class EngineLaws:
-    """Next-token laws of a model of the directory, from its graph's logits."""
+    """Next-token laws of a model of the directory, from its graph's logits; of a head, given the target's features.
+
+    After a single token, of which a head has nothing to say, its law is the target's: no proposal, no bias.
+    """
 
     def __init__(self, decoder: Decoder, record: ModelRecord) -> None:
-        file = decoder.directory.file
-        self._runner = GraphRunner(file(record.graph), weights_folder=file(record.weights).parent)
+        runner, target = (_runner(decoder, each) for each in (record, decoder.manifest.target))
+        self._runner: Runner = HeadRunner(runner, target) if record.is_head else runner
+        self._target = target
         self._known: dict[Tokens, Law] = {}
 
     def __call__(self, context: Tokens) -> Law:
         """The law after these tokens."""
         if context not in self._known:
             capacity = -(-len(context) // CAPACITY_STEP) * CAPACITY_STEP
-            caches = self._runner.new_caches(1, capacity)
-            logits = self._runner.run(caches, [context], [0], logit_rows=[[len(context) - 1]])[0, 0]
+            runner = self._runner if len(context) > self._runner.first_place else self._target
+            logits = runner.run(runner.new_caches(1, capacity), [context], [0])[0, -1]
             self._known[context] = law_of(logits.tolist(), TEMPERATURE)
         return self._known[context]
+
+
+def _runner(decoder: Decoder, record: ModelRecord) -> GraphRunner:
+    file = decoder.directory.file
+    return GraphRunner(file(record.graph), weights_folder=file(record.weights).parent)
 
 
 def sampled(decoder: Decoder, prompts: Sequence[str], *, samples: int, report: Report = silent) -> Iterator[Finding]:

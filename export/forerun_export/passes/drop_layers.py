@@ -37,7 +37,7 @@ def apply(model: ir.Model, *, layers: Sequence[int]) -> Outcome:
 
 def residual_stream(model: ir.Model, layers: int) -> list[ir.Value]:
     """The residual stream [B,S,hidden]: after the embedding, then after each of the two additions of each layer."""
-    stream = [_embedding(model)]
+    stream = [embedded(model)]
     while True:
         additions = [node for node in stream[-1].consumers() if node.op_type == "Add"]
         if not additions:
@@ -45,16 +45,19 @@ def residual_stream(model: ir.Model, layers: int) -> list[ir.Value]:
         stream.append(additions[0].outputs[0])
     if len(stream) != 2 * layers + 1:
         raise ExportError(
-            f"layers cannot be left out of this model: {layers} layers make {len(stream) - 1} residual additions, "
+            f"this model's layers cannot be told apart: {layers} layers make {len(stream) - 1} residual additions, "
             f"not {2 * layers}; use a draft checkpoint"
         )
     return stream
 
 
-def _embedding(model: ir.Model) -> ir.Value:
+def embedded(model: ir.Model) -> ir.Value:
+    """What the first layer reads: the embedding, scaled or normalised where a model does that first."""
     lookups = [node for node in graph_input(model, "input_ids").consumers() if node.op_type == "Gather"]
     if len(lookups) != 1:
-        raise ExportError("layers cannot be left out: the graph has no single embedding; use a draft checkpoint")
+        raise ExportError(
+            "the graph has no single embedding, so its layers cannot be told apart; use a draft checkpoint"
+        )
     value = lookups[0].outputs[0]
     while len(value.consumers()) == 1:  # an embedding that is scaled or normalised first
         value = value.consumers()[0].outputs[0]

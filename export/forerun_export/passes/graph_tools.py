@@ -152,7 +152,9 @@ def head(model: ir.Model) -> ir.Node | None:
     logits = next((value for value in model.graph.outputs if value.name == "logits"), None)
     node = logits.producer() if logits is not None else None
     while node is not None and node.op_type not in ("MatMul", "MatMulIntegerToFloat"):
-        node = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+        place = 2 if node.op_type == "ScatterElements" else 0  # logits of some tokens, put among all
+        source = node.inputs[place] if len(node.inputs) > place else None
+        node = source.producer() if source is not None else None
     return node
 
 

@@ -27,21 +27,22 @@ from forerun_export.passes.graph_tools import (
 def apply(model: ir.Model) -> Outcome:
     """Let the head read Transpose(embedding) if its weight has the same values."""
     product = head(model)
-    embedding = _embedding(model)
-    if product is None or embedding is None:
+    table = embedding(model)
+    if product is None or table is None:
         return Outcome(False, "the graph has no MatMul head or no embedding")
     if producer(product.inputs[1], "Transpose") is not None:
         return Outcome(False, "the head reads the embedding's buffer already")
-    matrix, table = weight(product.inputs[1]), weight(embedding)
-    if matrix is None or table is None or not _is_transposed(matrix, table):
+    matrix, rows = weight(product.inputs[1]), weight(table)
+    if matrix is None or rows is None or not _is_transposed(matrix, rows):
         return Outcome(False, "the head has weights of its own")
     with NodeWriter(model.graph, before=product) as w:
-        product.replace_input_with(1, w.op("Transpose", embedding, perm=(1, 0)))
+        product.replace_input_with(1, w.op("Transpose", table, perm=(1, 0)))
     drop_unused(model)
     return Outcome(True)
 
 
-def _embedding(model: ir.Model) -> ir.Value | None:
+def embedding(model: ir.Model) -> ir.Value | None:
+    """The table [V,h] that `input_ids` look up."""
     return next(
         (
             node.inputs[0]

@@ -1,0 +1,1 @@
+"""Trained draft heads: one decoder layer that reads the target's own hidden states and proposes what comes next."""

@@ -1,0 +1,62 @@
+"""The card of a trained head: its README.md."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from forerun_export.heads.folder import HeadFigures, HeadRecord
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a head was trained on: answers and their tokens, and how many of those the head can propose (0 to 1)."""
+
+    answers: int
+    answer_tokens: int
+    prompts: str
+    head_tokens: int
+    coverage: float
+
+
+def card(record: HeadRecord, data: Data, drafts: Mapping[str, Mapping[str, HeadFigures]], *, target: str) -> str:
+    """Markdown. `drafts` are the figures by draft (the head first) and kind of held-out prompt."""
+    training = record.training
+    assert training is not None
+    layers = ", ".join(str(layer) for layer in record.feature_layers)
+    return f"""# Draft head for {target}
+
+One decoder layer that reads the target's hidden states behind layers {layers} and proposes its next tokens
+(of {data.head_tokens:,} candidates), in the shape of EAGLE-3 (2503.01840). Made by
+
+    {training.command}
+
+* **Target**: checkpoint with SHA-256 `{record.target.sha256}`. For no other model.
+* **Data**: {data.answers:,} answers ({data.answer_tokens:,} tokens) that the target itself gave, half of them greedily
+  and half at temperature 1, to {data.prompts}. The candidates cover {data.coverage:.2%} of the answers' tokens.
+* **Training**: {training.steps:,} steps over {training.tokens:,} answer tokens (repeats counted), {training.unrolled}
+  steps deep on the head's own outputs; seed {training.seed}.
+* **Licence**: Apache-2.0, as the target.
+
+## Held-out prompts
+
+Greedy: how often the drafted token is the target's. T = 1: sum min(p, q), the probability that it is accepted. Each by
+drafted token (first, second, ..), where all before it were right. Tokens a call: what a call of the target gives
+greedily with 1, 2, .. tokens drafted.
+
+{_table(drafts)}
+"""
+
+
+def _table(drafts: Mapping[str, Mapping[str, HeadFigures]]) -> str:
+    lines = ["| prompts | draft | greedy | T = 1 | tokens a call |", "| --- | --- | --- | --- | --- |"]
+    kinds = dict.fromkeys(kind for figures in drafts.values() for kind in figures)
+    for kind in kinds:
+        for name, figures in drafts.items():
+            if kind in figures:
+                one = figures[kind]
+                cells = (_rates(one.greedy), _rates(one.overlap), _rates(one.tokens_a_call))
+                lines.append(f"| {kind} | {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _rates(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:.2f}" for value in values) or "-"

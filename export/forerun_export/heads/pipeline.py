@@ -1,0 +1,250 @@
+"""From a checkpoint to a trained draft head: prompts, answers, hidden states, training, report."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from forerun.decoder import Decoder
+from forerun.errors import ExportError
+from forerun_export.bench.prompts import BenchPrompt, read_prompts
+from forerun_export.build import export
+from forerun_export.heads.acceptance import HeadDrafting, measure
+from forerun_export.heads.answers import Answer, answer, ask
+from forerun_export.heads.card import Data, card
+from forerun_export.heads.features import Example, cache_features
+from forerun_export.heads.folder import (
+    SCHEMA_VERSION,
+    TOKENS,
+    HeadFigures,
+    HeadRecord,
+    HeadTarget,
+    HeadTraining,
+    write_head,
+)
+from forerun_export.heads.module import DraftHead
+from forerun_export.heads.other_drafts import LayersOutDrafting, NgramDrafting
+from forerun_export.heads.prompts import CHAT, CODE, code_prompts, interleaved
+from forerun_export.heads.teacher import Teacher
+from forerun_export.heads.training import Schedule, Trained, Trainer, Watch
+from forerun_export.heads.vocabulary import candidates, coverage
+from forerun_export.progress import Report
+from forerun_export.recipe import read_recipe
+from forerun_export.sources import Source, resolve
+
+CONTEXT = 1024  # tokens of a prompt and its answer
+REPORTED_STEPS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `forerun train-head` is asked for; see its help. `held_out` are files; `command` is told by the card."""
+
+    target: str
+    out: Path
+    work: Path
+    prompts: Sequence[str] = ()
+    self_prompts: int = 0
+    code_prompts: int = 0
+    held_out: Sequence[str] = ()
+    max_new_tokens: int = 160
+    answer_precision: str = "fp32"
+    answer_batch: int = 64
+    vocabulary: int = 8192
+    epochs: int = 4
+    batch: int = 4
+    unrolled: int = 4
+    learning_rate: float = 1e-3
+    seed: int = 0
+    device: str = "auto"
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A head written at `path`, and the held-out figures of it and of other drafts, by kind of prompt."""
+
+    path: Path
+    drafts: Mapping[str, Mapping[str, HeadFigures]]
+    trained: Trained
+    data: Data
+
+
+def train_head(options: Options, *, report: Report, watch: Watch) -> Result:
+    """Do all of it; what a run that was stopped left in `options.work` is not done again.
+
+    Raises ExportError or RequestError for what cannot be trained.
+    """
+    source = resolve(options.target)
+    options.work.mkdir(parents=True, exist_ok=True)
+    texts = _texts(options, report)
+    teacher = Teacher(source, device=_device(options.device))
+    answers = cache_features(teacher, texts.training, options.work, report=report)
+    training, validation = split(answers, seed=options.seed)
+    tokens = torch.tensor(
+        candidates(
+            (one.answer for one in texts.training),
+            count=options.vocabulary,
+            vocabulary_size=len(teacher.head),
+            always=texts.end_tokens,
+        ),
+        device=teacher.device,
+    )
+    steps = options.epochs * -(-len(training) // options.batch)
+    schedule = Schedule(
+        steps=steps,
+        batch=options.batch,
+        unrolled=options.unrolled,
+        learning_rate=options.learning_rate,
+        evaluate_every=max(1, min(200, steps // 10)),
+        seed=options.seed,
+    )
+    trained = Trainer(teacher, tokens, training, validation, schedule, options.work).run(watch)
+    head = DraftHead(teacher.model).to(teacher.device)
+    head.load_state_dict(trained.weights)
+    held_out = _held_out(options, texts, teacher, report) or validation
+    drafts = compare(head, teacher, tokens, held_out)
+    data = Data(
+        answers=len(training),
+        answer_tokens=sum(len(one.tokens) - one.begins for one in training),
+        prompts=_described(options),
+        head_tokens=len(tokens),
+        coverage=coverage((one.answer for one in texts.training), tokens.tolist()),
+    )
+    _write(options, source, texts, teacher, tokens, trained, data, drafts)
+    return Result(options.out, drafts, trained, data)
+
+
+@dataclass(frozen=True)
+class _Texts:
+    training: Sequence[Answer]
+    held_out: Sequence[Answer]
+    end_tokens: frozenset[int]
+    vocabulary_sha256: str
+
+
+def _texts(options: Options, report: Report) -> _Texts:
+    """Everything that is decoded; the engines are let go of behind it."""
+    recipe = read_recipe(
+        None,
+        {
+            "target": options.target,
+            "precision": options.answer_precision,
+            "batch": options.answer_batch,
+            "context": CONTEXT,
+        },
+    )
+    given = [_named(prompt) for prompt in read_prompts(options.prompts)] if options.prompts else []
+    if not (given or options.self_prompts or options.code_prompts):
+        raise ExportError("nothing to train on; give --prompts FILE, --self-prompts N or --code-prompts N")
+    held_out = [_named(prompt) for prompt in read_prompts(options.held_out)] if options.held_out else []
+    engines = export(recipe, options.work / "engine", progress=report).path
+    work, seed = options.work, options.seed
+    with Decoder(engines, load_draft=False) as decoder:
+        asked = (
+            ask(decoder, options.self_prompts, work / "questions.jsonl", seed=seed, report=report)
+            if options.self_prompts
+            else []
+        )
+        among = {prompt.text for prompt in held_out}
+        prompts = [
+            prompt
+            for prompt in interleaved(given, asked, code_prompts(options.code_prompts, seed=seed))
+            if prompt.text not in among
+        ]
+
+        def answers(these: Sequence[BenchPrompt], name: str) -> list[Answer]:
+            return answer(decoder, these, work / name, max_new_tokens=options.max_new_tokens, seed=seed, report=report)
+
+        return _Texts(
+            answers(prompts, "answers.jsonl"),
+            answers([prompt for prompt in held_out for _ in range(2)], "held-out.jsonl") if held_out else [],
+            decoder.tokenizer.end_tokens,
+            decoder.manifest.tokenizer.vocabulary_sha256,
+        )
+
+
+def _named(prompt: BenchPrompt) -> BenchPrompt:
+    """Its kind in the report: those that are about code keep their category, all others are chat."""
+    kind = prompt.category if prompt.category.startswith(f"{CODE} ") else CHAT
+    return BenchPrompt(kind, prompt.text, prompt.begun)
+
+
+def _held_out(options: Options, texts: _Texts, teacher: Teacher, report: Report) -> list[Example]:
+    if not texts.held_out:
+        return []
+    folder = options.work / "held-out"
+    folder.mkdir(exist_ok=True)
+    return cache_features(teacher, texts.held_out, folder, report=report)
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ExportError("--device cuda: PyTorch sees no GPU here; use cpu")
+    return name
+
+
+def split(examples: Sequence[Example], *, seed: int) -> tuple[list[Example], list[Example]]:
+    """Those to train on and those to measure on meanwhile: a 32nd, but at least two and at most 48."""
+    order = list(examples)
+    random.Random(seed).shuffle(order)
+    count = min(48, max(2, len(order) // 32))
+    return order[count:], order[:count]
+
+
+def compare(
+    head: DraftHead, teacher: Teacher, tokens: torch.Tensor, examples: Sequence[Example]
+) -> Mapping[str, Mapping[str, HeadFigures]]:
+    """Held-out figures of the head and of the drafts that need no training."""
+    layers = len(teacher.model.get_decoder().layers)
+    middle = layers // 2 - 1
+    drafts: Mapping[str, Callable[[Example, int], torch.Tensor]] = {
+        "head": HeadDrafting(head, teacher, tokens),
+        f"layers:{middle}": LayersOutDrafting(teacher, (middle,)),
+        "n-gram": NgramDrafting(teacher),
+    }
+    return {name: measure(examples, draft, steps=REPORTED_STEPS) for name, draft in drafts.items()}
+
+
+def _described(options: Options) -> str:
+    parts = [f"the prompts of {', '.join(Path(name).name for name in options.prompts)}"] if options.prompts else []
+    if options.self_prompts:
+        parts.append(
+            f"{options.self_prompts:,} questions that it wrote itself from its chat template (as in 2406.08464)"
+        )
+    if options.code_prompts:
+        parts.append(f"{options.code_prompts:,} functions of Python's standard library to complete")
+    return ", and to ".join(parts)
+
+
+def _write(
+    options: Options,
+    source: Source,
+    texts: _Texts,
+    teacher: Teacher,
+    tokens: torch.Tensor,
+    trained: Trained,
+    data: Data,
+    drafts: Mapping[str, Mapping[str, HeadFigures]],
+) -> None:
+    record = HeadRecord(
+        SCHEMA_VERSION,
+        HeadTarget(source.sha256(), texts.vocabulary_sha256, len(teacher.head), teacher.hidden_size),
+        teacher.layers,
+        teacher.epsilon,
+        HeadTraining(
+            options.command,
+            options.seed,
+            trained.best.step,
+            trained.best.step * options.batch * data.answer_tokens // max(data.answers, 1),
+            options.unrolled,
+        ),
+        dict(drafts["head"]),
+    )
+    tensors = {name: tensor.numpy() for name, tensor in trained.weights.items()}
+    tensors[TOKENS] = tokens.cpu().int().numpy()
+    write_head(options.out, record, tensors, card(record, data, drafts, target=source.text))

@@ -1,0 +1,83 @@
+"""The target as a teacher: its hidden states behind three layers, and its own logits from the last of them."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun_export.eager import load_eager, without_layers
+from forerun_export.heads.module import epsilon_of, feature_layers, rms
+from forerun_export.sources import Source
+
+
+class Teacher:
+    """A checkpoint run by transformers, frozen. `device` is where it runs; on a CPU in bfloat16 where asked for.
+
+    Hidden states are kept as rms(f), which the head takes them by anyway: they fit into 16 bits whatever their size.
+    """
+
+    def __init__(self, source: Source, *, device: str = "cpu") -> None:
+        self.model = load_eager(source).to(device).requires_grad_(False)
+        # The same attention, computed in blocks; only the parity of exports needs the eager one.
+        self.model.config._attn_implementation = "sdpa"
+        self.device = torch.device(device)
+        self.layers = feature_layers(len(self.model.get_decoder().layers))
+        self.epsilon = epsilon_of(self.model)
+
+    @property
+    def hidden_size(self) -> int:
+        """h."""
+        return int(self.model.config.hidden_size)
+
+    @property
+    def embedding(self) -> Tensor:
+        """Of every token [V,h]."""
+        weight: Tensor = self.model.get_input_embeddings().weight
+        return weight
+
+    @property
+    def head(self) -> Tensor:
+        """W_head [V,h]."""
+        weight: Tensor = self.model.get_output_embeddings().weight
+        return weight
+
+    def hidden(self, sequences: Sequence[Sequence[int]], *, bfloat16: bool) -> list[Tensor]:
+        """rms of the hidden states [T,3h] in float16, of each sequence of T tokens. They run as one padded batch."""
+        longest = max(len(tokens) for tokens in sequences)
+        ids = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in sequences], device=self.device)
+        decoder, mixed = self.model.get_decoder(), torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16)
+        with _outputs_of(decoder.layers, self.layers) as outputs, mixed, torch.no_grad():
+            decoder(input_ids=ids, use_cache=False)
+        hidden = torch.cat([rms(output.float(), self.epsilon) for output in outputs], -1).half().cpu()
+        return [row[: len(tokens)] for row, tokens in zip(hidden, sequences, strict=True)]
+
+    def final(self, hidden: Tensor) -> Tensor:
+        """What the target multiplies with W_head [..,h], of hidden states as `hidden` gives them [..,3h]."""
+        weight: Tensor = self.model.get_decoder().norm.weight
+        return weight * hidden[..., 2 * self.hidden_size :].float()
+
+    @torch.no_grad()
+    def final_without(self, layers: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """What `final` would give for tokens [T], with these layers (from 0) left out [T,h]."""
+        ids = torch.tensor([list(tokens)], device=self.device)
+        with without_layers(self.model, layers):
+            output: Tensor = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0]
+        return output
+
+
+@contextlib.contextmanager
+def _outputs_of(layers: Any, numbers: Sequence[int]) -> Iterator[list[Tensor]]:
+    """Collects what these layers, counted from 1, give while the context lasts."""
+    outputs: list[Tensor] = []
+
+    def keep(_: Any, __: Any, output: Any) -> None:
+        outputs.append(output[0] if isinstance(output, tuple) else output)
+
+    hooks = [layers[number - 1].register_forward_hook(keep) for number in numbers]
+    try:
+        yield outputs
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,216 @@
+"""Training a draft head: its own outputs unrolled for several steps against the target's law, by AdamW."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ExportError
+from forerun_export.heads.acceptance import HeadDrafting, measure
+from forerun_export.heads.batches import Batch, collate, forever
+from forerun_export.heads.features import Example
+from forerun_export.heads.folder import HeadFigures
+from forerun_export.heads.losses import soft_cross_entropy
+from forerun_export.heads.module import DraftHead
+from forerun_export.heads.teacher import Teacher
+
+CHECKPOINT_NAME = "checkpoint.pt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How a head is trained.
+
+    `steps` of the optimizer, each on `batch` answers; the head runs `unrolled` steps on its own outputs, the loss of
+    each step weighing `falling` times that of the one before. The learning rate rises for a twentieth of the
+    steps and then falls along a half cosine to a tenth. Every `evaluate_every` steps acceptance is measured, and
+    training ends early after `patience` measurements without a better one.
+    """
+
+    steps: int
+    batch: int = 8
+    unrolled: int = 4
+    falling: float = 0.8
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    largest_gradient: float = 1.0
+    evaluate_every: int = 100
+    patience: int = 5
+    seed: int = 0
+
+    def rate(self, step: int) -> float:
+        """The learning rate of the step that follows `step` others."""
+        warm_up = max(1, self.steps // 20)
+        rising = min(1.0, (step + 1) / warm_up)
+        falling = 0.55 + 0.45 * math.cos(math.pi * min(1.0, step / self.steps))
+        return self.learning_rate * rising * falling
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One measurement: the mean loss since the last one, and the figures of held-out answers by kind."""
+
+    step: int
+    loss: float
+    figures: Mapping[str, HeadFigures]
+
+    @property
+    def score(self) -> float:
+        """What is to become larger: the mean over kinds of the expected number of accepted tokens of a round."""
+        lengths = [_accepted(figures.greedy) + _accepted(figures.overlap) for figures in self.figures.values()]
+        return sum(lengths) / len(lengths) / 2
+
+
+def _accepted(rates: Sequence[float]) -> float:
+    return sum(math.prod(rates[: step + 1]) for step in range(len(rates)))
+
+
+class Watch(Protocol):
+    """Told of every measurement while training runs."""
+
+    def __call__(self, progress: Progress, schedule: Schedule) -> None:
+        """Take note."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The best weights found, the measurement that found them, and how many steps were taken."""
+
+    weights: Mapping[str, Tensor]
+    best: Progress
+    steps: int
+
+
+class Trainer:
+    """One head in training; its state lies in `folder` after every measurement, and is taken up from there."""
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        tokens: Tensor,
+        training: Sequence[Example],
+        held_out: Sequence[Example],
+        schedule: Schedule,
+        folder: Path,
+    ) -> None:
+        if not training or not held_out:
+            raise ExportError("too few answers to train on and to hold out; give more prompts")
+        self._teacher, self._tokens, self._schedule = teacher, tokens, schedule
+        self._training, self._held_out, self._folder = training, held_out, folder
+        self.head = DraftHead(teacher.model, seed=schedule.seed).float().to(teacher.device)
+        self._optimizer = torch.optim.AdamW(
+            _groups(self.head, schedule.weight_decay), lr=schedule.learning_rate, betas=(0.9, 0.95)
+        )
+        self._rows = teacher.head[tokens].to(torch.bfloat16)
+        self._step, self._loss, self._worse = 0, 0.0, 0
+        self._best: tuple[Progress, Mapping[str, Tensor]] | None = None
+        self._take_up()
+
+    def run(self, watch: Watch) -> Trained:
+        """Train to the end of the schedule, or until held-out acceptance has stopped growing."""
+        schedule = self._schedule
+        data = forever(self._training, batch=schedule.batch, seed=schedule.seed, skip=self._step)
+        while self._step < schedule.steps and self._worse < schedule.patience:
+            self._loss += self._update(collate(next(data)).to(self._teacher.device))
+            self._step += 1
+            if self._step % schedule.evaluate_every == 0 or self._step == schedule.steps:
+                watch(self._measure(), schedule)
+        assert self._best is not None
+        return Trained(self._best[1], self._best[0], self._step)
+
+    def _update(self, batch: Batch) -> float:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._schedule.rate(self._step)
+        self._optimizer.zero_grad()
+        with torch.autocast(self._teacher.device.type, torch.bfloat16):
+            losses = list(self._losses(batch))
+        weights = [self._schedule.falling**step for step in range(len(losses))]
+        loss = torch.stack(losses) @ torch.tensor(weights, device=losses[0].device) / sum(weights)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.head.parameters(), self._schedule.largest_gradient)
+        self._optimizer.step()
+        return float(losses[0].detach())
+
+    def _losses(self, batch: Batch) -> Iterator[Tensor]:
+        """Of each unrolled step, the mean cross-entropy of the target's law over the head's tokens."""
+        teacher, first = self._teacher, batch.first
+        hidden = batch.hidden.float()
+        scored = batch.entries(0)
+        # In float32: two logits of a bfloat16 product are often level.
+        with torch.no_grad(), torch.autocast(teacher.device.type, enabled=False):
+            laws = (teacher.final(hidden)[:, 1:-1][scored] @ self._rows.float().T).softmax(-1).bfloat16()
+            embeddings = teacher.embedding[batch.tokens[:, 1:-1]]
+        outputs = self.head.unroll(hidden[:, :-2], embeddings, steps=self._schedule.unrolled, first=first)
+        for step, output in enumerate(outputs):
+            entries = batch.entries(step)
+            a = self.head.norm(output[entries[:, first if step else 0 :]]).bfloat16()
+            if len(a):  # an answer of two tokens has no third step
+                yield soft_cross_entropy(a, self._rows, laws[entries[scored]]).mean()
+
+    def _measure(self) -> Progress:
+        schedule = self._schedule
+        since = (self._step - 1) % schedule.evaluate_every + 1
+        drafting = HeadDrafting(self.head, self._teacher, self._tokens)
+        figures = measure(self._held_out, drafting, steps=schedule.unrolled + 1)
+        progress = Progress(self._step, self._loss / since, figures)
+        self._loss = 0.0
+        if self._best is None or progress.score > self._best[0].score:
+            weights = {name: tensor.detach().cpu().clone() for name, tensor in self.head.state_dict().items()}
+            self._best, self._worse = (progress, weights), 0
+        else:
+            self._worse += 1
+        self._keep()
+        return progress
+
+    def _keep(self) -> None:
+        assert self._best is not None
+        progress, weights = self._best
+        state = {
+            "schedule": asdict(self._schedule),
+            "step": self._step,
+            "worse": self._worse,
+            "head": self.head.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "best": {
+                "step": progress.step,
+                "loss": progress.loss,
+                "figures": {kind: asdict(figures) for kind, figures in progress.figures.items()},
+                "weights": dict(weights),
+            },
+        }
+        temporary = self._folder / f".{CHECKPOINT_NAME}.part"
+        torch.save(state, temporary)
+        os.replace(temporary, self._folder / CHECKPOINT_NAME)
+
+    def _take_up(self) -> None:
+        path = self._folder / CHECKPOINT_NAME
+        if not path.exists():
+            return
+        try:
+            state: dict[str, Any] = torch.load(path, weights_only=True, map_location=self._teacher.device)
+        except Exception as error:  # torch raises whatever the damage brings about
+            raise ExportError(f"{path} is damaged; remove it, and training begins anew") from error
+        if state["schedule"] != asdict(self._schedule):
+            raise ExportError(f"{path} is of a training with other options; give those again, or remove it")
+        self.head.load_state_dict(state["head"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._step, self._worse = state["step"], state["worse"]
+        best = state["best"]
+        figures = {
+            kind: HeadFigures(**{name: tuple(rates) for name, rates in one.items()})
+            for kind, one in best["figures"].items()
+        }
+        weights = {name: tensor.cpu() for name, tensor in best["weights"].items()}
+        self._best = Progress(best["step"], best["loss"], figures), weights
+
+
+def _groups(head: DraftHead, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices decay; norms do not."""
+    matrices = [weight for weight in head.parameters() if weight.dim() > 1]
+    others = [weight for weight in head.parameters() if weight.dim() <= 1]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
