@@ -13,6 +13,7 @@ from torch import Tensor
 from forerun.errors import ExportError
 from forerun_export.heads.acceptance import HeadDrafting, measure
 from forerun_export.heads.batches import Batch, collate, forever
+from forerun_export.heads.beginning import begin
 from forerun_export.heads.features import Example
 from forerun_export.heads.folder import HeadFigures
 from forerun_export.heads.losses import soft_cross_entropy
@@ -61,13 +62,20 @@ class Progress:
 
     @property
     def score(self) -> float:
-        """What is to become larger: the mean over kinds of the expected number of accepted tokens of a round."""
-        lengths = [_accepted(figures.greedy) + _accepted(figures.overlap) for figures in self.figures.values()]
-        return sum(lengths) / len(lengths) / 2
+        """What is to become larger: the expected number of accepted tokens of a round, meant over kinds and laws."""
+        lengths = [
+            _accepted(rates)
+            for figures in self.figures.values()
+            for rates in (figures.greedy, figures.overlap)
+            if rates
+        ]
+        return sum(lengths) / len(lengths)
 
 
 def _accepted(rates: Sequence[float]) -> float:
-    return sum(math.prod(rates[: step + 1]) for step in range(len(rates)))
+    """Where no answer is long enough for a step there is no rate of it, and nothing is accepted."""
+    known = [0.0 if math.isnan(rate) else rate for rate in rates]
+    return sum(math.prod(known[: step + 1]) for step in range(len(known)))
 
 
 class Watch(Protocol):
@@ -102,7 +110,7 @@ class Trainer:
             raise ExportError("too few answers to train on and to hold out; give more prompts")
         self._teacher, self._tokens, self._schedule = teacher, tokens, schedule
         self._training, self._held_out, self._folder = training, held_out, folder
-        self.head = DraftHead(teacher.model, seed=schedule.seed).float().to(teacher.device)
+        self.head = begin(teacher, training)
         self._optimizer = torch.optim.AdamW(
             _groups(self.head, schedule.weight_decay), lr=schedule.learning_rate, betas=(0.9, 0.95)
         )
