@@ -150,7 +150,8 @@ def feature_layers(layers: int) -> tuple[int, int, int]:
     """A low, a middle and the last layer of so many, counted from 1. Raises ExportError for fewer than three."""
     if layers < 3:
         raise ExportError(f"the target has {layers} layers; a draft head reads three of them")
-    return max(1, layers // 10), layers // 2, layers
+    low = max(1, layers // 10)
+    return low, max(low + 1, layers // 2), layers
 
 
 def epsilon_of(target: Any) -> float:

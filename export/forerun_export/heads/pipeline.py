@@ -56,7 +56,7 @@ class Options:
     epochs: int = 4
     batch: int = 4
     unrolled: int = 3
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     seed: int = 0
     device: str = "auto"
     command: str = ""
