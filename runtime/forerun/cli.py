@@ -298,11 +298,11 @@ def bench(directory: Path, **options: Any) -> None:
 @click.option("--max-new-tokens", type=click.IntRange(min=4), default=160, show_default=True, help="Of each answer.")
 @click.option("--answer-precision", default="fp32", show_default=True, help="Of the engine that answers.")
 @click.option("--answer-batch", type=click.IntRange(min=1), default=64, show_default=True, help="Answers at a time.")
-@click.option("--vocabulary", type=click.IntRange(min=1), default=8192, show_default=True, help="Tokens it proposes.")
+@click.option("--vocabulary", type=click.IntRange(min=1), default=16384, show_default=True, help="Tokens it proposes.")
 @click.option("--epochs", type=click.IntRange(min=1), default=4, show_default=True, help="Times through all answers.")
 @click.option("--batch", type=click.IntRange(min=1), default=4, show_default=True, help="Answers for each step.")
-@click.option("--unrolled", type=click.IntRange(1, 8), default=4, show_default=True, help="Steps on its own outputs.")
-@click.option("--learning-rate", type=float, default=1e-3, show_default=True, help="At its highest.")
+@click.option("--unrolled", type=click.IntRange(1, 8), default=3, show_default=True, help="Steps on its own outputs.")
+@click.option("--learning-rate", type=float, default=3e-4, show_default=True, help="At its highest.")
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of prompts, answers and weights."
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from forerun.cache import CAPACITY_STEP
 from forerun.controls import Controls
 from forerun.decoder import Decoder, Generation
 from forerun.errors import ExportError
@@ -69,12 +70,15 @@ def answer(
     seed: int,
     report: Report = silent,
 ) -> list[Answer]:
-    """What the target says to each prompt: greedily to every other one, and at temperature 1; kept at `path`."""
+    """What the target says to each prompt: greedily to every other pair, else at temperature 1; kept at `path`.
+
+    Those that need the fewest cache slots come first: attention pays for the slots of the longest text of a batch.
+    """
     done = {entry.number for entry in read_answers(path)}
 
     def requests() -> Iterator[tuple[int, Request]]:
-        for number, prompt in enumerate(prompts):
-            tokens = prompt.tokens(decoder.tokenizer)
+        tokenized = {number: prompt.tokens(decoder.tokenizer) for number, prompt in enumerate(prompts)}
+        for number, tokens in sorted(tokenized.items(), key=lambda item: _capacity(len(item[1]) + max_new_tokens)):
             if number in done or len(tokens) + max_new_tokens > decoder.manifest.limits.context:
                 continue
             controls = Controls(
@@ -93,6 +97,10 @@ def answer(
         done.add(number)
         report("Answering", len(done), len(prompts))
     return read_answers(path)
+
+
+def _capacity(tokens: int) -> int:
+    return -(-tokens // CAPACITY_STEP)
 
 
 def _temperature(number: int) -> float:

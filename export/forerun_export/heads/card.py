@@ -8,7 +8,8 @@ from forerun_export.heads.folder import HeadFigures, HeadRecord
 
 @dataclass(frozen=True)
 class Data:
-    """What a head was trained on: answers and their tokens, and how many of those the head can propose (0 to 1)."""
+    """What a head was trained on: answers and their tokens, `coverage` is the share of held-out answers' tokens that
+    the head can propose."""
 
     answers: int
     answer_tokens: int
@@ -31,7 +32,8 @@ One decoder layer that reads the target's hidden states behind layers {layers} a
 
 * **Target**: checkpoint with SHA-256 `{record.target.sha256}`. For no other model.
 * **Data**: {data.answers:,} answers ({data.answer_tokens:,} tokens) that the target itself gave, half of them greedily
-  and half at temperature 1, to {data.prompts}. The candidates cover {data.coverage:.2%} of the answers' tokens.
+  and half at temperature 1, to {data.prompts}.
+* **Candidates**: those of the largest expected counts; {data.coverage:.1%} of the tokens of held-out answers are such.
 * **Training**: {training.steps:,} steps over {training.tokens:,} answer tokens (repeats counted), {training.unrolled}
   steps deep on the head's own outputs; seed {training.seed}.
 * **Licence**: Apache-2.0, as the target.

@@ -47,7 +47,7 @@ class DraftHead(nn.Module):
     in and take hidden states out.
     """
 
-    def __init__(self, target: Any, *, seed: int = 0) -> None:
+    def __init__(self, target: Any) -> None:
         super().__init__()
         decoder = target.get_decoder()
         self.epsilon = epsilon_of(target)
@@ -63,19 +63,9 @@ class DraftHead(nn.Module):
         self.layer.requires_grad_(True)
         # Not a part of the head's weights: it is a function of the target's configuration.
         self._rotary = [decoder.rotary_emb]
-        self._begin(seed)
-
-    def _begin(self, seed: int) -> None:
-        """The feature begins as the last hidden state, and the join as the sum of both sides, with a little noise."""
-        generator = torch.Generator().manual_seed(seed)
-        h = self.fuse.out_features
-        with torch.no_grad():
-            for linear in (self.fuse, self.join):
-                noise = torch.randn(linear.weight.shape, generator=generator)
-                linear.weight.copy_(0.02 * noise)
-            self.fuse.weight[:, 2 * h :] += torch.eye(h)
-            for part in (self.join.weight[:, :h], self.join.weight[:, h:]):
-                part += torch.eye(h)
+        with torch.no_grad():  # the feature begins as the last hidden state, and the join as the sum of its sides
+            self.fuse.weight.copy_(torch.eye(h).repeat(1, 3) * torch.tensor([0.0, 0.0, 1.0]).repeat_interleave(h))
+            self.join.weight.copy_(torch.eye(h).repeat(1, 2))
 
     def feature(self, hidden: Tensor) -> Tensor:
         """g [B,T,h] of the target's hidden states [B,T,3h]: behind the low, the middle and the last layer."""
@@ -160,7 +150,8 @@ def feature_layers(layers: int) -> tuple[int, int, int]:
     """A low, a middle and the last layer of so many, counted from 1. Raises ExportError for fewer than three."""
     if layers < 3:
         raise ExportError(f"the target has {layers} layers; a draft head reads three of them")
-    return max(1, layers // 10), layers // 2, layers
+    low = max(1, layers // 10)
+    return low, max(low + 1, layers // 2), layers
 
 
 def epsilon_of(target: Any) -> float:

@@ -29,7 +29,7 @@ from forerun_export.heads.other_drafts import LayersOutDrafting, NgramDrafting
 from forerun_export.heads.prompts import CHAT, CODE, code_prompts, interleaved
 from forerun_export.heads.teacher import Teacher
 from forerun_export.heads.training import Schedule, Trained, Trainer, Watch
-from forerun_export.heads.vocabulary import candidates, coverage
+from forerun_export.heads.vocabulary import candidates, coverage, expected_counts
 from forerun_export.progress import Report
 from forerun_export.recipe import read_recipe
 from forerun_export.sources import Source, resolve
@@ -52,11 +52,11 @@ class Options:
     max_new_tokens: int = 160
     answer_precision: str = "fp32"
     answer_batch: int = 64
-    vocabulary: int = 8192
+    vocabulary: int = 16384
     epochs: int = 4
     batch: int = 4
-    unrolled: int = 4
-    learning_rate: float = 1e-3
+    unrolled: int = 3
+    learning_rate: float = 3e-4
     seed: int = 0
     device: str = "auto"
     command: str = ""
@@ -84,12 +84,7 @@ def train_head(options: Options, *, report: Report, watch: Watch) -> Result:
     answers = cache_features(teacher, texts.training, options.work, report=report)
     training, validation = split(answers, seed=options.seed)
     tokens = torch.tensor(
-        candidates(
-            (one.answer for one in texts.training),
-            count=options.vocabulary,
-            vocabulary_size=len(teacher.head),
-            always=texts.end_tokens,
-        ),
+        candidates(expected_counts(teacher, training), count=options.vocabulary, always=texts.end_tokens),
         device=teacher.device,
     )
     steps = options.epochs * -(-len(training) // options.batch)
@@ -111,7 +106,7 @@ def train_head(options: Options, *, report: Report, watch: Watch) -> Result:
         answer_tokens=sum(len(one.tokens) - one.begins for one in training),
         prompts=_described(options),
         head_tokens=len(tokens),
-        coverage=coverage((one.answer for one in texts.training), tokens.tolist()),
+        coverage=coverage((one.tokens[one.begins :].tolist() for one in held_out), tokens.tolist()),
     )
     _write(options, source, texts, teacher, tokens, trained, data, drafts)
     return Result(options.out, drafts, trained, data)
@@ -160,7 +155,7 @@ def _texts(options: Options, report: Report) -> _Texts:
 
         return _Texts(
             answers(prompts, "answers.jsonl"),
-            answers([prompt for prompt in held_out for _ in range(2)], "held-out.jsonl") if held_out else [],
+            answers(held_out, "held-out.jsonl") if held_out else [],
             decoder.tokenizer.end_tokens,
             decoder.manifest.tokenizer.vocabulary_sha256,
         )

@@ -45,13 +45,19 @@ class Teacher:
 
     def hidden(self, sequences: Sequence[Sequence[int]], *, bfloat16: bool) -> list[Tensor]:
         """rms of the hidden states [T,3h] in float16, of each sequence of T tokens. They run as one padded batch."""
+        outputs = self.outputs(sequences, self.layers, bfloat16=bfloat16)
+        hidden = torch.cat([rms(output.float(), self.epsilon) for output in outputs], -1).half().cpu()
+        return [row[: len(tokens)] for row, tokens in zip(hidden, sequences, strict=True)]
+
+    @torch.no_grad()
+    def outputs(self, sequences: Sequence[Sequence[int]], layers: Sequence[int], *, bfloat16: bool) -> list[Tensor]:
+        """What these layers, counted from 1, give [B,T,h] for sequences padded to the longest."""
         longest = max(len(tokens) for tokens in sequences)
         ids = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in sequences], device=self.device)
         decoder, mixed = self.model.get_decoder(), torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16)
-        with _outputs_of(decoder.layers, self.layers) as outputs, mixed, torch.no_grad():
+        with _outputs_of(decoder.layers, layers) as outputs, mixed:
             decoder(input_ids=ids, use_cache=False)
-        hidden = torch.cat([rms(output.float(), self.epsilon) for output in outputs], -1).half().cpu()
-        return [row[: len(tokens)] for row, tokens in zip(hidden, sequences, strict=True)]
+        return outputs
 
     def final(self, hidden: Tensor) -> Tensor:
         """What the target multiplies with W_head [..,h], of hidden states as `hidden` gives them [..,3h]."""

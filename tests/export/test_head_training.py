@@ -1,0 +1,212 @@
+"""Training of draft heads: seeds, resuming, what counts in the loss, and what is measured."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from forerun.errors import ExportError
+from forerun_export.heads.acceptance import HeadDrafting, measure, tokens_a_call
+from forerun_export.heads.batches import collate, forever
+from forerun_export.heads.beginning import begin
+from forerun_export.heads.features import cache_features
+from forerun_export.heads.losses import soft_cross_entropy
+from forerun_export.heads.module import DraftHead, rms
+from forerun_export.heads.other_drafts import LayersOutDrafting, NgramDrafting
+from forerun_export.heads.teacher import Teacher
+from forerun_export.heads.training import Schedule, Trained, Trainer
+from forerun_export.heads.vocabulary import candidates, coverage, expected_counts
+from helpers.head_training import random_answers, random_examples, tiny_teacher
+
+TOKENS = torch.arange(0, 272, 2)
+SCHEDULE = Schedule(steps=12, batch=3, unrolled=3, evaluate_every=4, patience=9, seed=5)
+
+
+class StoppedError(Exception):
+    """As an interrupt would stop training."""
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Teacher:
+    return tiny_teacher(tmp_path_factory.mktemp("teacher"))
+
+
+def _train(teacher: Teacher, folder: Path, *, stop_at: int = -1, schedule: Schedule = SCHEDULE) -> Trained:
+    def watch(progress: object, _: object) -> None:
+        if getattr(progress, "step", None) == stop_at:
+            raise StoppedError
+
+    folder.mkdir(parents=True, exist_ok=True)
+    examples = random_examples(teacher, folder)
+    return Trainer(teacher, TOKENS, examples[4:], examples[:4], schedule, folder).run(watch)
+
+
+def _same(one: Trained, other: Trained) -> bool:
+    return repr(one.best) == repr(other.best) and all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(teacher: Teacher, tmp_path: Path) -> None:
+    first = _train(teacher, tmp_path / "first")
+    assert _same(first, _train(teacher, tmp_path / "again"))
+    assert not _same(first, _train(teacher, tmp_path / "other", schedule=replace(SCHEDULE, seed=6)))
+
+
+@pytest.mark.parametrize("stop_at", [4, 8])
+def test_a_run_that_was_stopped_ends_with_the_weights_of_an_unbroken_one(
+    teacher: Teacher, tmp_path: Path, stop_at: int
+) -> None:
+    unbroken = _train(teacher, tmp_path / "unbroken")
+    with pytest.raises(StoppedError):
+        _train(teacher, tmp_path / "stopped", stop_at=stop_at)
+    assert _same(unbroken, _train(teacher, tmp_path / "stopped"))
+
+
+def test_a_checkpoint_of_other_options_or_a_damaged_one_is_refused(teacher: Teacher, tmp_path: Path) -> None:
+    _train(teacher, tmp_path)
+    with pytest.raises(ExportError, match="with other options"):
+        _train(teacher, tmp_path, schedule=replace(SCHEDULE, learning_rate=0.5))
+    (tmp_path / "checkpoint.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(ExportError, match="is damaged; remove it"):
+        _train(teacher, tmp_path)
+
+
+def test_training_ends_early_when_held_out_acceptance_no_longer_grows(teacher: Teacher, tmp_path: Path) -> None:
+    hopeless = replace(SCHEDULE, steps=400, learning_rate=0.0, patience=2)
+    trained = _train(teacher, tmp_path, schedule=hopeless)
+    assert trained.steps == 4 * (1 + 2)
+    assert trained.best.step == 4
+
+
+def test_a_head_learns_what_its_target_says(teacher: Teacher, tmp_path: Path) -> None:
+    examples = random_examples(teacher, tmp_path)
+    losses: list[float] = []
+    schedule = replace(SCHEDULE, steps=60, evaluate_every=20, learning_rate=3e-3)
+    Trainer(teacher, TOKENS, examples, examples, schedule, tmp_path).run(
+        lambda progress, _: losses.append(progress.loss)
+    )
+    assert losses[2] < losses[1] < losses[0] - 0.03
+
+
+def test_only_answers_count_in_the_loss(teacher: Teacher, tmp_path: Path) -> None:
+    examples = random_examples(teacher, tmp_path)[:3]
+    batch = collate(examples)
+    for step in range(3):
+        predicted = [[t + 2 for t in row.nonzero()[:, 0].tolist()] for row in batch.entries(step)]
+        expected = [list(range(one.begins + step, len(one.tokens))) for one in examples]
+        assert predicted == expected
+
+
+def test_batches_depend_on_seed_and_epoch_alone(teacher: Teacher, tmp_path: Path) -> None:
+    examples = random_examples(teacher, tmp_path)
+
+    def numbers(seed: int, skip: int) -> list[list[int]]:
+        following = forever(examples, batch=5, seed=seed, skip=skip)
+        return [[one.number for one in next(following)] for _ in range(7)]
+
+    assert numbers(1, 4)[:3] == numbers(1, 0)[4:]
+    assert numbers(1, 0) != numbers(2, 0)
+    epoch = [number for group in numbers(1, 0)[:3] for number in group]
+    assert sorted(epoch) == list(range(12))
+
+
+def test_the_loss_is_the_cross_entropy_of_both_laws_and_so_is_its_gradient() -> None:
+    torch.manual_seed(0)
+    hidden, head = torch.randn(300, 8, requires_grad=True), torch.randn(20, 8)
+    laws, weights = torch.randn(300, 20).softmax(-1), torch.rand(300)
+    found = soft_cross_entropy(hidden, head, laws)
+    expected = -(laws * (hidden @ head.T).log_softmax(-1)).sum(-1)
+    assert torch.allclose(found, expected, atol=1e-5)
+    gradients = [torch.autograd.grad((losses * weights).sum(), hidden)[0] for losses in (found, expected)]
+    assert torch.allclose(*gradients, atol=1e-5)
+
+
+def test_hidden_states_are_computed_once_and_give_the_targets_own_logits(teacher: Teacher, tmp_path: Path) -> None:
+    answers = random_answers(6)
+    cache_features(teacher, answers[:4], tmp_path)
+    before = (tmp_path / "hidden.f16").read_bytes()
+    examples = cache_features(teacher, answers, tmp_path)
+    assert (tmp_path / "hidden.f16").read_bytes().startswith(before)
+    for one in examples:
+        expected = teacher.model(one.tokens[None]).logits[0]
+        found = teacher.final(one.hidden) @ teacher.head.T
+        assert (found - expected).abs().max() < 0.05 * expected.abs().max()  # bfloat16 has 8 bits
+
+
+def test_hidden_states_of_other_answers_are_refused(teacher: Teacher, tmp_path: Path) -> None:
+    answers = random_answers(3)
+    cache_features(teacher, answers, tmp_path)
+    changed = [replace(answers[0], answer=(1, 2)), *answers[1:]]
+    with pytest.raises(ExportError, match="belongs to other answers; remove it"):
+        cache_features(teacher, changed, tmp_path)
+
+
+class TestMeasures:
+    """Of held-out answers."""
+
+    def test_a_draft_that_is_the_target_itself_is_always_right(self, teacher: Teacher, tmp_path: Path) -> None:
+        figures = measure(random_examples(teacher, tmp_path), LayersOutDrafting(teacher, ()), steps=3)
+        for one in figures.values():
+            assert all(rate > 0.75 for rate in one.greedy)  # bfloat16 flips what is nearly level
+            assert all(rate > 0.95 for rate in one.overlap)
+
+    def test_a_head_is_measured_by_drafting_one_token_at_a_time(self, teacher: Teacher, tmp_path: Path) -> None:
+        head = DraftHead(teacher.model)
+        example = random_examples(teacher, tmp_path)[0]
+        found = HeadDrafting(head, teacher, TOKENS)(example, 2)
+        law = (teacher.final(example.hidden) @ teacher.head.T)[example.begins - 1 : -1]
+        hidden = example.hidden.float()[None]
+        with torch.no_grad():
+            a = head.unroll(hidden[:, :-1], teacher.embedding[example.tokens[1:]][None], steps=2)
+        for step, output in enumerate(a):
+            for place in range(len(law) - step):
+                at = example.begins - 2 + place + step
+                best = int(TOKENS[(head.norm(output[0, at - bool(step)]) @ teacher.head[TOKENS].T).argmax()])
+                assert bool(found[step, place]) == (best == int(law[place + step].argmax())), (step, place)
+        assert found[1, -1].isnan()
+
+    def test_tokens_a_call_walks_the_text_as_it_is_decoded(self) -> None:
+        matches = torch.tensor([[1, 0, 1, 1, 0, 1], [1, 1, 0, 1, 1, torch.nan]])
+        # With 2 drafted: 3 from place 0, 2 from place 3 (its second step matches too, but the text ends: 3).
+        assert tokens_a_call([matches], 2) == pytest.approx(6 / 2)
+        assert tokens_a_call([matches], 1) == pytest.approx(6 / 4)
+
+    def test_ngrams_are_right_where_a_text_repeats_itself(self, teacher: Teacher, tmp_path: Path) -> None:
+        (answer,) = random_answers(1)
+        (example,) = cache_features(teacher, [replace(answer, prompt=(7, 8, 9), answer=(20, 7, 8, 9, 20, 7))], tmp_path)
+        values = NgramDrafting(teacher)(example, 2)
+        assert values[0, 0] == 0  # nothing in the prompt comes twice
+        assert values[1, 0].isnan()
+        assert not values[0, 2:].isnan().any()
+
+
+def test_candidates_are_the_tokens_of_the_largest_counts_and_those_that_must_be_there() -> None:
+    counts = torch.tensor([0.0, 0.0, 1.0, 0.5, 0.0, 9.0, 4.0])
+    assert candidates(counts, count=3, always=[1]) == [1, 5, 6]
+    assert candidates(counts, count=4, always=[1, 5, 99]) == [1, 2, 5, 6]
+    assert candidates(counts, count=50, always=[]) == list(range(7))
+    assert coverage([[5, 5, 6], [2]], [5, 2]) == pytest.approx(3 / 4)
+
+
+def test_a_token_counts_by_the_targets_law_where_it_was_not_drawn(teacher: Teacher, tmp_path: Path) -> None:
+    examples = random_examples(teacher, tmp_path)
+    counts = expected_counts(teacher, examples)
+    laws = [(teacher.final(one.hidden) @ teacher.head.T).softmax(-1)[one.begins - 1 : -1] for one in examples]
+    expected = torch.cat(laws).sum(0)
+    assert counts.sum() == pytest.approx(sum(len(one.tokens) - one.begins for one in examples), rel=1e-3)
+    assert torch.allclose(counts, expected, rtol=0.1, atol=0.02)
+
+
+def test_a_head_begins_better_than_noise(teacher: Teacher, tmp_path: Path) -> None:
+    """Its join is the least-squares guess of what the target's last layer reads."""
+    examples = random_examples(teacher, tmp_path, 40)
+    head, errors = begin(teacher, examples), []
+    for weight in (head.join.weight, torch.zeros_like(head.join.weight)):
+        total = 0.0
+        for one in examples:
+            (reads,) = teacher.outputs([one.tokens.tolist()], (2,), bfloat16=False)
+            embeddings = rms(teacher.embedding[one.tokens], teacher.epsilon)
+            inputs = torch.cat((embeddings[1:], one.hidden[:-1, 96:].float()), 1)
+            total += float((inputs @ weight.T - reads[0, 1:]).detach()[one.begins - 2 :].square().sum())
+        errors.append(total)
+    assert errors[0] < 0.7 * errors[1]

@@ -1,0 +1,131 @@
+"""`forerun train-head`: prompts, answers, what is refused, and all of it on a tiny target."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from forerun.cli import main
+from forerun.errors import ExportError, RequestError
+from forerun_export.bench.prompts import BenchPrompt
+from forerun_export.heads.answers import read_answers
+from forerun_export.heads.command import command_line
+from forerun_export.heads.folder import read_head
+from forerun_export.heads.pipeline import Options, train_head
+from forerun_export.heads.prompts import code_prompts, interleaved, is_question, opening
+from forerun_export.progress import silent
+from helpers.checkpoints import tiny_llama
+
+
+def _nothing(*_: Any) -> None:
+    """Watches nothing."""
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
+    folder = tmp_path_factory.mktemp("train_head")
+    prompts = folder / "asked.jsonl"
+    lines = [{"prompt": f"Question {number}", "category": ("chat", "code body")[number % 2]} for number in range(12)]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return Options(
+        target=str(tiny_llama(folder / "target")),
+        out=folder / "head",
+        work=folder / "work",
+        prompts=[str(prompts)],
+        max_new_tokens=8,
+        answer_batch=4,
+        vocabulary=100,
+        epochs=2,
+    )
+
+
+def test_a_head_is_trained_and_a_second_run_does_nothing_again(options: Options) -> None:
+    result = train_head(options, report=silent, watch=_nothing)
+    head, answers = read_head(options.out), (options.work / "answers.jsonl").read_bytes()
+    assert len(head.tokens) == 100
+    assert head.record.figures == dict(result.drafts["head"])
+    assert {"head", "layers:0", "n-gram"} == set(result.drafts)
+    assert "| n-gram |" in (options.out / "README.md").read_text()
+    again = train_head(options, report=silent, watch=_nothing)
+    assert again.trained.steps == result.trained.steps
+    assert (options.work / "answers.jsonl").read_bytes() == answers
+    for name, array in read_head(options.out).tensors.items():
+        assert (array == head.tensors[name]).all(), name
+
+
+def test_half_of_the_answers_are_greedy_and_each_kind_has_both(options: Options) -> None:
+    train_head(options, report=silent, watch=_nothing)
+    answers = read_answers(options.work / "answers.jsonl")
+    assert len(answers) == 12
+    both = {(one.kind, one.temperature) for one in answers}
+    assert both == {(kind, temperature) for kind in ("chat", "code body") for temperature in (0.0, 1.0)}
+
+
+def test_a_line_that_a_killed_run_left_half_written_is_dropped(tmp_path: Path) -> None:
+    entry = {"number": 3, "kind": "chat", "temperature": 0.0, "prompt": [1, 2], "answer": [3]}
+    path = tmp_path / "answers.jsonl"
+    path.write_text(json.dumps(entry) + "\n" + json.dumps(entry)[:20])
+    assert [one.number for one in read_answers(path)] == [3]
+    path.write_text('{"number": 3}\n')
+    with pytest.raises(ExportError, match="holds no answers"):
+        read_answers(path)
+
+
+REFUSED = {
+    "nothing to train on": ({"prompts": ()}, ExportError, "nothing to train on; give --prompts FILE"),
+    "no such prompts": ({"prompts": ("missing.jsonl",)}, RequestError, "cannot read the prompts missing.jsonl"),
+    "no such target": ({"target": "missing.gguf"}, ExportError, "missing.gguf does not exist"),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_what_cannot_be_trained_is_refused_before_any_work(options: Options, tmp_path: Path, fault: str) -> None:
+    changes, error, message = REFUSED[fault]
+    with pytest.raises(error, match=message):
+        train_head(replace(options, work=tmp_path / "work", **changes), report=silent, watch=_nothing)  # type: ignore[arg-type]
+    assert not (tmp_path / "work" / "engine").exists()
+
+
+def test_the_command_line_says_so_in_one_line(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["train-head", "missing.gguf", "--out", str(tmp_path / "head")])
+    assert result.exit_code == 1
+    assert "missing.gguf does not exist" in str(result.exception or result.output)
+
+
+def test_the_card_tells_options_that_were_given_and_no_folders(tmp_path: Path) -> None:
+    given = {"out": tmp_path / "my-head", "prompts": (str(tmp_path / "a.jsonl"), "b.txt"), "seed": 3, "epochs": 4}
+    assert command_line("owner/model", given) == (
+        "forerun train-head owner/model --out my-head --prompts a.jsonl --prompts b.txt --seed 3"
+    )
+
+
+def test_code_prompts_are_chosen_by_seed_and_begin_every_other_answer() -> None:
+    prompts = code_prompts(6, seed=1)
+    assert prompts == code_prompts(9, seed=1)[:6]
+    assert prompts != code_prompts(6, seed=2)
+    assert [bool(prompt.begun) for prompt in prompts] == [False, True] * 3
+    assert all("def " in prompt.text for prompt in prompts)
+
+
+def test_prompts_of_all_lists_come_in_turn() -> None:
+    one, two = (
+        [BenchPrompt("chat", f"{name}{number}") for number in range(count)] for name, count in (("a", 3), ("b", 1))
+    )
+    assert [prompt.text for prompt in interleaved(one, two)] == ["a0", "b0", "a1", "a2"]
+
+
+def test_an_opening_ends_where_the_user_begins() -> None:
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}<assistant>"
+    assert opening(template, None, bos_token=None, eos_token=None) == "<user>"
+    assert opening(template, "Be kind.", bos_token=None, eos_token=None) == "<system>Be kind.</><user>"
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [("What is a prime number?", True), ("", False), ("Hi there", False), ("\N{FULL MOON SYMBOL} " * 8, False)],
+)
+def test_questions_have_words(text: str, counts: bool) -> None:
+    assert is_question(text) == counts
