@@ -43,7 +43,9 @@ def _train(teacher: Teacher, folder: Path, *, stop_at: int = -1, schedule: Sched
 
 
 def _same(one: Trained, other: Trained) -> bool:
-    return repr(one.best) == repr(other.best) and all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+    return repr(one.best) == repr(other.best) and all(
+        torch.equal(one.weights[name], other.weights[name]) for name in one.weights
+    )
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(teacher: Teacher, tmp_path: Path) -> None:
