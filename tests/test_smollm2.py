@@ -41,12 +41,13 @@ def test_a_second_export_finds_everything_built(smollm2: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in smollm2.rglob("*")} == before
 
 
-def test_the_directory_is_whole_and_its_draft_shares_the_target_weights(smollm2: Path) -> None:
+def test_the_directory_is_whole_and_its_draft_is_the_trained_head(smollm2: Path) -> None:
     engines = EngineDirectory.open(smollm2)
     assert engines.verify() == []
-    assert engines.manifest.draft is not None
-    assert engines.manifest.draft.weights == engines.manifest.target.weights
-    assert sum(path.stat().st_size > 10**7 for path in smollm2.rglob("*")) == 1
+    draft = engines.manifest.draft
+    assert draft is not None
+    assert draft.is_head
+    assert (engines.manifest.target.precision, draft.precision) == ("fp32", "int8")
 
 
 def test_both_graphs_are_within_rounding_of_their_checkpoint(smollm2: Path) -> None:

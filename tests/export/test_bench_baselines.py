@@ -23,6 +23,8 @@ from forerun_export.recipe import read_recipe
 from forerun_export.sources import resolve
 from helpers.checkpoints import tiny_llama, tiny_qwen2
 
+pytestmark = pytest.mark.usefixtures("sampling_graphs_once")
+
 TASK = Task(tokens=(20, 40, 60, 80), max_new_tokens=12)
 SAMPLED = Task(tokens=TASK.tokens, max_new_tokens=12, temperature=1.0, seed=3)
 COMMON: dict[str, Any] = {"threads": 1, "end_tokens": []}

@@ -18,6 +18,8 @@ from forerun_export.recipe import read_recipe
 from forerun_export.sources import resolve
 from helpers.checkpoints import tiny_gguf, tiny_llama, tiny_qwen2
 
+pytestmark = pytest.mark.usefixtures("sampling_graphs_once")
+
 LIMITS = {"context": 128, "batch": 4, "draft_length": 5}
 PROMPT = [20, 40, 60, 80]
 

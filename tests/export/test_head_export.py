@@ -38,6 +38,8 @@ from helpers.heads import random_head
 from helpers.table_heads import head_of
 from helpers.table_models import engine_directory, random_model
 
+pytestmark = pytest.mark.usefixtures("sampling_graphs_once")
+
 LIMITS = {"context": 128, "batch": 4, "draft_length": 5}
 PROMPT = [20, 40, 60, 80]
 COUPLED = {"temperature": 1.0, "seed": 7, "law": "coupled"}

@@ -16,6 +16,8 @@ from forerun_export.build import ExportResult, export
 from forerun_export.recipe import read_recipe
 from helpers.checkpoints import tiny_llama, tiny_llama_of_whole_blocks
 
+pytestmark = pytest.mark.usefixtures("sampling_graphs_once")
+
 LIMITS = {"context": 128, "batch": 4, "draft_length": 5}
 PROMPT = [20, 40, 60, 80]
 SPECIAL_TOKENS = 16
