@@ -14,6 +14,7 @@ from forerun_export.heads.features import cache_features
 from forerun_export.heads.losses import soft_cross_entropy
 from forerun_export.heads.module import DraftHead, rms
 from forerun_export.heads.other_drafts import LayersOutDrafting, NgramDrafting
+from forerun_export.heads.pipeline import split
 from forerun_export.heads.teacher import Teacher
 from forerun_export.heads.training import Schedule, Trained, Trainer
 from forerun_export.heads.vocabulary import candidates, coverage, expected_counts
@@ -212,3 +213,15 @@ def test_a_head_begins_better_than_noise(teacher: Teacher, tmp_path: Path) -> No
             total += float((inputs @ weight.T - reads[0, 1:]).detach()[one.begins - 2 :].square().sum())
         errors.append(total)
     assert errors[0] < 0.7 * errors[1]
+
+
+def test_no_prompt_is_both_trained_on_and_measured_on(teacher: Teacher, tmp_path: Path) -> None:
+    answers = random_answers(40)
+    twice = [*answers, *(replace(one, number=one.number + 40, answer=(*one.answer, 3)) for one in answers)]
+    training, watched = split(cache_features(teacher, twice, tmp_path), seed=1)
+    of_training, of_watched = (
+        {tuple(one.tokens[: one.begins].tolist()) for one in side} for side in (training, watched)
+    )
+    assert not of_training & of_watched
+    assert len(watched) == 2 * len(of_watched)
+    assert len(training) + len(watched) == 80

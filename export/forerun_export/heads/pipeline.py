@@ -184,11 +184,15 @@ def _device(name: str) -> str:
 
 
 def split(examples: Sequence[Example], *, seed: int) -> tuple[list[Example], list[Example]]:
-    """Those to train on and those to measure on meanwhile: a 32nd, but at least two and at most 48."""
-    order = list(examples)
+    """Those to train on, and those to measure on meanwhile: all answers to a 32nd of the prompts, of 2 to 48."""
+    prompts = [tuple(one.tokens[: one.begins].tolist()) for one in examples]
+    order = list(dict.fromkeys(prompts))
     random.Random(seed).shuffle(order)
-    count = min(48, max(2, len(order) // 32))
-    return order[count:], order[:count]
+    watched = set(order[: min(48, max(2, len(order) // 32))])
+    sides: tuple[list[Example], list[Example]] = ([], [])
+    for prompt, one in zip(prompts, examples, strict=True):
+        sides[prompt in watched].append(one)
+    return sides
 
 
 def compare(
