@@ -296,6 +296,7 @@ def bench(directory: Path, **options: Any) -> None:
 @click.option("--held-out", multiple=True, metavar="FILE", help="Prompts to report on. [default: a part of the others]")
 @click.option("--work", type=click.Path(path_type=Path), help="Folder of answers and checkpoints. [default: OUT.work]")
 @click.option("--max-new-tokens", type=click.IntRange(min=4), default=160, show_default=True, help="Of each answer.")
+@click.option("--context", type=click.IntRange(min=8), default=1024, show_default=True, help="Of prompt and answer.")
 @click.option("--answer-precision", default="fp32", show_default=True, help="Of the engine that answers.")
 @click.option("--answer-batch", type=click.IntRange(min=1), default=64, show_default=True, help="Answers at a time.")
 @click.option("--vocabulary", type=click.IntRange(min=1), default=16384, show_default=True, help="Tokens it proposes.")

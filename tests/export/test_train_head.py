@@ -36,6 +36,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
         work=folder / "work",
         prompts=[str(prompts)],
         max_new_tokens=8,
+        context=256,
         answer_batch=4,
         vocabulary=100,
         epochs=2,
@@ -92,7 +93,7 @@ def test_what_cannot_be_trained_is_refused_before_any_work(options: Options, tmp
 def test_the_command_line_says_so_in_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["train-head", "missing.gguf", "--out", str(tmp_path / "head")])
     assert result.exit_code == 1
-    assert "missing.gguf does not exist" in str(result.exception or result.output)
+    assert "missing.gguf does not exist" in result.output
 
 
 def test_the_card_tells_options_that_were_given_and_no_folders(tmp_path: Path) -> None:
@@ -102,12 +103,21 @@ def test_the_card_tells_options_that_were_given_and_no_folders(tmp_path: Path) -
     )
 
 
-def test_code_prompts_are_chosen_by_seed_and_begin_every_other_answer() -> None:
-    prompts = code_prompts(6, seed=1)
-    assert prompts == code_prompts(9, seed=1)[:6]
-    assert prompts != code_prompts(6, seed=2)
+def test_code_prompts_are_chosen_by_seed_and_begin_every_other_answer(tmp_path: Path) -> None:
+    sentence = "Gives a number that is larger by one than the number that was given, whatever that was."
+    functions = [f'def f{number}(x):\n    """{sentence}"""\n    return x + 1\n' for number in range(20)]
+    untold = "def untold(x):\n    return x\n"
+    (tmp_path / "library.py").write_text("\n\n".join([*functions, untold]))
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test.py").write_text(functions[0].replace("f0", "of_a_test"))
+    prompts = code_prompts(6, seed=1, folder=tmp_path)
+    assert prompts == code_prompts(9, seed=1, folder=tmp_path)[:6]
+    assert prompts != code_prompts(6, seed=2, folder=tmp_path)
     assert [bool(prompt.begun) for prompt in prompts] == [False, True] * 3
-    assert all("def " in prompt.text for prompt in prompts)
+    everything = code_prompts(99, seed=1, folder=tmp_path)
+    assert len(everything) == 20
+    assert all("return" not in prompt.text for prompt in everything)
+    assert all(prompt.begun.endswith(f'{sentence}"""\n') for prompt in everything if prompt.begun)
 
 
 def test_prompts_of_all_lists_come_in_turn() -> None:

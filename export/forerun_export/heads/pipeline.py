@@ -34,7 +34,6 @@ from forerun_export.progress import Report
 from forerun_export.recipe import read_recipe
 from forerun_export.sources import Source, resolve
 
-CONTEXT = 1024  # tokens of a prompt and its answer
 REPORTED_STEPS = 5
 
 
@@ -50,6 +49,7 @@ class Options:
     code_prompts: int = 0
     held_out: Sequence[str] = ()
     max_new_tokens: int = 160
+    context: int = 1024
     answer_precision: str = "fp32"
     answer_batch: int = 64
     vocabulary: int = 16384
@@ -128,7 +128,7 @@ def _texts(options: Options, report: Report) -> _Texts:
             "target": options.target,
             "precision": options.answer_precision,
             "batch": options.answer_batch,
-            "context": CONTEXT,
+            "context": options.context,
         },
     )
     given = [_named(prompt) for prompt in read_prompts(options.prompts)] if options.prompts else []

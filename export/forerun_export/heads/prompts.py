@@ -44,12 +44,14 @@ def is_question(text: str) -> bool:
     return len(words) >= 4 and plain >= 0.8 * len(text)
 
 
-def code_prompts(count: int, *, seed: int) -> list[BenchPrompt]:
-    """`count` functions of Python's standard library to complete, asked for as those of HumanEval are.
+def code_prompts(count: int, *, seed: int, folder: Path | None = None) -> list[BenchPrompt]:
+    """`count` functions of the Python files in `folder` (the standard library) to complete, as HumanEval asks for them.
 
     Every other answer is begun with the function's head, so that only the body is new.
     """
-    heads = sorted(set(_function_heads(Path(sysconfig.get_path("stdlib")))))
+    if count == 0:
+        return []
+    heads = sorted(set(_function_heads(folder or Path(sysconfig.get_path("stdlib")))))
     random.Random(seed).shuffle(heads)
     both = [list(of_human_eval(head)) for head in heads[:count]]
     return [

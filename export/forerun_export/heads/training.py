@@ -160,7 +160,8 @@ class Trainer:
     def _gradients(self, examples: Sequence[Example]) -> tuple[float, Sequence[Tensor]]:
         """The loss of the first drafted token, and the gradient of all losses by each weight."""
         batch = collate(examples).to(self._teacher.device)
-        with torch.autocast(self._teacher.device.type, torch.bfloat16):
+        # Kept casts are shared by threads, and dropped when one ends: sums would then depend on the clock.
+        with torch.autocast(self._teacher.device.type, torch.bfloat16, cache_enabled=False):
             losses = list(self._losses(batch))
         shares = torch.tensor([self._schedule.falling**step for step in range(len(losses))])
         loss = torch.stack(losses) @ (shares / shares.sum()).to(losses[0].device)
