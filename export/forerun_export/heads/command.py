@@ -1,6 +1,7 @@
 """`forerun train-head`: from its options to what it prints and writes."""
 
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -60,8 +61,8 @@ def show(progress: Progress, schedule: Schedule) -> None:
 
 
 def rates(values: tuple[float, ...]) -> str:
-    """Two digits of each."""
-    return " ".join(f"{value:.2f}" for value in values) or "-"
+    """Two digits of each; a dash for what was never tried."""
+    return " ".join("-" if math.isnan(value) else f"{value:.2f}" for value in values) or "-"
 
 
 def table(drafts: Mapping[str, Mapping[str, HeadFigures]]) -> str:
@@ -82,7 +83,14 @@ def to_json(result: Result) -> dict[str, Any]:
         "best_step": result.trained.best.step,
         "data": asdict(result.data),
         "drafts": {
-            name: {kind: asdict(figures) for kind, figures in by_kind.items()}
+            name: {kind: _known(figures) for kind, figures in by_kind.items()}
             for name, by_kind in result.drafts.items()
         },
+    }
+
+
+def _known(figures: HeadFigures) -> dict[str, list[float | None]]:
+    """As JSON can say it: no number is null."""
+    return {
+        name: [None if math.isnan(value) else value for value in values] for name, values in asdict(figures).items()
     }

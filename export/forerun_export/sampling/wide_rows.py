@@ -128,6 +128,34 @@ def above_nucleus(
 
 
 @formula
+def law_by_band(
+    above: FLOAT[N, V],
+    logit: FLOAT[1, N, M],
+    token: INT64[1, N, M],
+    weight: FLOAT[1, N, M],
+    kth: FLOAT[1, N, 1],
+    nucleus: FLOAT[N, 1],
+    least_weight: FLOAT[N, 1],
+) -> tuple[FLOAT[N, V], BOOL[N]]:
+    """The law of all that is above a band and of what the filters keep in it; and whether they end there."""
+    before = op.ReduceSum(above, [1])
+    kept, all_kept, found = kept_candidates(
+        logit,
+        token,
+        weight,
+        op.Unsqueeze(before, [0]),
+        kth,
+        op.Unsqueeze(nucleus, [0]),
+        op.Unsqueeze(least_weight, [0]),
+    )
+    found = op.And(found, op.Unsqueeze(before < nucleus, [0]))
+    place, kept, all_kept = op.Squeeze(token, [0]), op.Squeeze(kept, [0]), op.Squeeze(all_kept, [0])
+    law_in_band = (op.GatherElements(above, place, axis=1) + kept) / all_kept
+    law = op.ScatterElements(above / all_kept, place, law_in_band, axis=1)
+    return law, op.Squeeze(op.Squeeze(found, [0]), [1])
+
+
+@formula
 def wide_laws(
     p: FLOAT[N, V],
     logits: FLOAT[B, R, V],
@@ -177,22 +205,9 @@ def wide_laws(
     else:
         above, logit, token, weight_in_band = above_k + 0.0, logit_k + 0.0, token_k + 0, weight_k + 0.0
 
-    before = op.ReduceSum(above, [1])
     nucleus = op.Where(has_nucleus, nucleus, INFINITY)
-    kept, all_kept, found = kept_candidates(
-        logit,
-        token,
-        weight_in_band,
-        op.Unsqueeze(before, [0]),
-        kth,
-        op.Unsqueeze(nucleus, [0]),
-        op.Unsqueeze(least_weight, [0]),
-    )
-    found = op.And(op.And(found, op.Unsqueeze(before < nucleus, [0])), found_k)
-    token, kept, all_kept = op.Squeeze(token, [0]), op.Squeeze(kept, [0]), op.Squeeze(all_kept, [0])
-    law_in_band = (op.GatherElements(above, token, axis=1) + kept) / all_kept
-    law = op.ScatterElements(above / all_kept, token, law_in_band, axis=1)
-    return law, op.Squeeze(op.Squeeze(found, [0]), [1])
+    law, found = law_by_band(above, logit, token, weight_in_band, kth, nucleus, least_weight)
+    return law, op.And(found, op.Squeeze(op.Squeeze(found_k, [0]), [1]))
 
 
 @formula
