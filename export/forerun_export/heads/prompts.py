@@ -12,7 +12,7 @@ from forerun.tokenizer import render_chat
 from forerun_export.bench.prompts import BODY, BenchPrompt, of_human_eval
 
 CHAT, CODE = "chat", "code"
-LONGEST_CODE = 1200  # characters of a signature and its docstring
+LONGEST_CODE = 700  # characters of a signature and its docstring: with its answer, most need few cache slots
 SHORTEST_CODE = 90
 
 SYSTEM_LINES = (
