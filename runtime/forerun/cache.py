@@ -80,9 +80,13 @@ class KeyValueCache:
             self._move(rows, capacity)
 
     def _copy_rows(self, new: Tensor, old: Tensor) -> None:
-        _, heads, _, width = new.shape
-        size = min(new.shape[2], old.shape[2]) * width
-        for index in range(min(new.shape[0], old.shape[0]) * heads):
+        _, heads, capacity, width = new.shape
+        rows = min(new.shape[0], old.shape[0])
+        if capacity == old.shape[2]:
+            self._backend.copy(self._rows(new, 0, rows), self._rows(old, 0, rows))
+            return
+        size = min(capacity, old.shape[2]) * width
+        for index in range(rows * heads):
             start, old_start = (index * tensor.shape[2] * width for tensor in (new, old))
             self._backend.copy(new.view(size, offset=start), old.view(size, offset=old_start))
 

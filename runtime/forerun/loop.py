@@ -56,7 +56,7 @@ class Loop:
     def begin(self, index: int, row: Row, *, rows: int) -> None:
         """Read the row's prompt, all but its last token: that one is pending.
 
-        `rows` is the number of rows that the batch is about to have.
+        `rows` is the number of rows to have room for.
         """
         self.target.cache.reserve(rows, len(row.tokens))
         self.target.prefill(index, row.tokens[:-1])
@@ -170,7 +170,7 @@ class Loop:
             self.sampler.forget()
             self._workspace = Workspace(
                 self.backend,
-                rows=rows,
+                rows=max(rows, self.target.cache.rows),
                 draft_length=self.draft_length,
                 vocabulary_size=self.target.vocabulary_size,
             )

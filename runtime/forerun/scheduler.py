@@ -62,10 +62,11 @@ class Scheduler:
             self._waiting.popleft()
 
     def _begin(self, row: Row) -> bool:
-        expected = min(self.max_rows, len(self.rows) + len(self._waiting))
+        # In powers of two: making room for one more row moves all of them, and sequences often come one by one.
+        room = 1 << (len(self.rows) + len(self._waiting) - 1).bit_length()
         started = time.perf_counter()
         try:
-            self._loop.begin(len(self.rows), row, rows=expected)
+            self._loop.begin(len(self.rows), row, rows=min(self.max_rows, room))
         except Exception as error:
             row.error = error
             return False

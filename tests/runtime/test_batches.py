@@ -1,5 +1,6 @@
 """Rows of one batch: they come, end and move without touching each other."""
 
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,22 @@ def test_a_batch_larger_than_the_engines_maximum_waits_for_rows(pair: TablePair)
         assert decoder.target.cache.rows == 3
     for row, (prompt, generation) in enumerate(zip(prompts, generations, strict=True)):
         assert generation.token_ids == greedy(pair.target, prompt, 1 + row % 7)
+
+
+def test_sequences_that_come_one_by_one_move_the_cache_a_few_times_only(tmp_path: Path) -> None:
+    pair = table_pair(tmp_path / "engines", batch=7)
+    with pair.open() as decoder:
+        streams, tokens = [], defaultdict[int, list[int]](list)
+        for number in range(7):
+            streams.append(decoder.stream([number], max_new_tokens=30, draft="none"))
+            for place, stream in enumerate(streams):
+                tokens[place] += next(stream).token_ids
+        assert len(decoder.scheduler.rows) == 7
+        assert decoder.target.cache.rows == 7
+        assert decoder.target.cache.generation == 4  # for 1, 2, 4 and 7 rows
+        for place, stream in enumerate(streams):
+            tokens[place] += [token for chunk in stream for token in chunk.token_ids]
+            assert tuple(tokens[place]) == greedy(pair.target, [place], 30)
 
 
 def test_finished_rows_cost_nothing(pair: TablePair) -> None:
