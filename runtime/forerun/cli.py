@@ -289,6 +289,8 @@ def bench(directory: Path, **options: Any) -> None:
 @click.option(
     "--code-prompts", type=click.IntRange(min=0), default=0, help="Functions of Python's library to complete."
 )
+@click.option("--text", multiple=True, metavar="PATH", help="Plain text to learn from: a file, or a folder of them.")
+@click.option("--passages", type=click.IntRange(min=1), default=1000, show_default=True, help="Of that text, at most.")
 @click.option("--held-out", multiple=True, metavar="FILE", help="Prompts to report on. [default: a part of the others]")
 @click.option("--work", type=click.Path(path_type=Path), help="Folder of answers and checkpoints. [default: OUT.work]")
 @click.option("--max-new-tokens", type=click.IntRange(min=4), default=160, show_default=True, help="Of each answer.")
@@ -296,10 +298,10 @@ def bench(directory: Path, **options: Any) -> None:
 @click.option("--answer-precision", default="fp32", show_default=True, help="Of the engine that answers.")
 @click.option("--answer-batch", type=click.IntRange(min=1), default=64, show_default=True, help="Answers at a time.")
 @click.option("--vocabulary", type=click.IntRange(min=1), default=16384, show_default=True, help="Tokens it proposes.")
-@click.option("--epochs", type=click.IntRange(min=1), default=4, show_default=True, help="Times through all answers.")
-@click.option("--batch", type=click.IntRange(min=1), default=4, show_default=True, help="Answers for each step.")
+@click.option("--epochs", type=click.IntRange(min=1), default=4, show_default=True, help="Times through all texts.")
+@click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Texts for each step.")
 @click.option("--unrolled", type=click.IntRange(1, 8), default=3, show_default=True, help="Steps on its own outputs.")
-@click.option("--learning-rate", type=float, default=3e-4, show_default=True, help="At its highest.")
+@click.option("--learning-rate", type=float, default=3e-3, show_default=True, help="At its highest.")
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of prompts, answers and weights."
 )

@@ -11,14 +11,15 @@ from forerun_export.heads.acceptance import HeadDrafting, measure, tokens_a_call
 from forerun_export.heads.batches import collate, forever
 from forerun_export.heads.beginning import begin
 from forerun_export.heads.features import cache_features
-from forerun_export.heads.losses import soft_cross_entropy
+from forerun_export.heads.lessons import lessons, mean_rows
+from forerun_export.heads.losses import cross_entropy
 from forerun_export.heads.module import DraftHead, rms
 from forerun_export.heads.other_drafts import LayersOutDrafting, NgramDrafting
 from forerun_export.heads.pipeline import split
 from forerun_export.heads.teacher import Teacher
 from forerun_export.heads.training import Schedule, Trained, Trainer
 from forerun_export.heads.vocabulary import candidates, coverage, expected_counts
-from helpers.head_training import random_answers, random_examples, tiny_teacher
+from helpers.head_training import random_answers, random_examples, random_lessons, tiny_teacher
 
 TOKENS = torch.arange(0, 272, 2)
 SCHEDULE = Schedule(steps=12, batch=3, unrolled=3, evaluate_every=4, patience=9, seed=5)
@@ -39,8 +40,8 @@ def _train(teacher: Teacher, folder: Path, *, stop_at: int = -1, schedule: Sched
             raise StoppedError
 
     folder.mkdir(parents=True, exist_ok=True)
-    examples = random_examples(teacher, folder)
-    return Trainer(teacher, TOKENS, examples[4:], examples[:4], schedule, folder).run(watch)
+    taught, examples = random_lessons(teacher, TOKENS, folder)
+    return Trainer(teacher, TOKENS, taught[4:], examples[:4], schedule, folder).run(watch)
 
 
 def _same(one: Trained, other: Trained) -> bool:
@@ -82,30 +83,36 @@ def test_training_ends_early_when_held_out_acceptance_no_longer_grows(teacher: T
 
 
 def test_a_head_learns_what_its_target_says(teacher: Teacher, tmp_path: Path) -> None:
-    examples = random_examples(teacher, tmp_path)
+    taught, examples = random_lessons(teacher, TOKENS, tmp_path)
     losses: list[float] = []
-    schedule = replace(SCHEDULE, steps=60, evaluate_every=20, learning_rate=3e-3)
-    Trainer(teacher, TOKENS, examples, examples, schedule, tmp_path).run(
-        lambda progress, _: losses.append(progress.loss)
-    )
+    schedule = replace(SCHEDULE, steps=60, evaluate_every=20)
+    Trainer(teacher, TOKENS, taught, examples, schedule, tmp_path).run(lambda progress, _: losses.append(progress.loss))
     assert losses[2] < losses[1] < losses[0] - 0.03
 
 
-def test_only_answers_count_in_the_loss(teacher: Teacher, tmp_path: Path) -> None:
-    examples = random_examples(teacher, tmp_path)[:3]
-    batch = collate(examples)
+def test_everything_behind_what_all_prompts_begin_with_is_learnt(teacher: Teacher, tmp_path: Path) -> None:
+    alike = [replace(one, prompt=(5, 6, 7, 8, *one.prompt)) for one in random_answers(3)]
+    examples = cache_features(teacher, alike, tmp_path)
+    batch = collate(lessons(teacher, TOKENS, examples, tmp_path))
     for step in range(3):
         predicted = [[t + 2 for t in row.nonzero()[:, 0].tolist()] for row in batch.entries(step)]
-        expected = [list(range(one.begins + step, len(one.tokens))) for one in examples]
-        assert predicted == expected
+        assert predicted == [list(range(4 + step, len(one.tokens))) for one in examples]
+    assert batch.first == 3
+
+
+def test_prompts_that_have_nothing_in_common_are_learnt_from_the_third_token_on(
+    teacher: Teacher, tmp_path: Path
+) -> None:
+    taught, _ = random_lessons(teacher, TOKENS, tmp_path)
+    assert {one.since for one in taught} == {2}
 
 
 def test_batches_depend_on_seed_and_epoch_alone(teacher: Teacher, tmp_path: Path) -> None:
-    examples = random_examples(teacher, tmp_path)
+    taught, _ = random_lessons(teacher, TOKENS, tmp_path)
 
     def numbers(seed: int, skip: int) -> list[list[int]]:
-        following = forever(examples, batch=5, seed=seed, skip=skip)
-        return [[one.number for one in next(following)] for _ in range(7)]
+        following = forever(taught, batch=5, seed=seed, skip=skip)
+        return [[one.example.number for one in next(following)] for _ in range(7)]
 
     assert numbers(1, 4)[:3] == numbers(1, 0)[4:]
     assert numbers(1, 0) != numbers(2, 0)
@@ -117,11 +124,33 @@ def test_the_loss_is_the_cross_entropy_of_both_laws_and_so_is_its_gradient() -> 
     torch.manual_seed(0)
     hidden, head = torch.randn(300, 8, requires_grad=True), torch.randn(20, 8)
     laws, weights = torch.randn(300, 20).softmax(-1), torch.rand(300)
-    found = soft_cross_entropy(hidden, head, laws)
+    found = cross_entropy(hidden, head, laws @ head)
     expected = -(laws * (hidden @ head.T).log_softmax(-1)).sum(-1)
     assert torch.allclose(found, expected, atol=1e-5)
     gradients = [torch.autograd.grad((losses * weights).sum(), hidden)[0] for losses in (found, expected)]
     assert torch.allclose(*gradients, atol=1e-5)
+
+
+def test_mean_rows_are_those_of_the_targets_laws_and_computed_once(teacher: Teacher, tmp_path: Path) -> None:
+    taught, examples = random_lessons(teacher, TOKENS, tmp_path)
+    files = {path: path.read_bytes() for path in tmp_path.glob("mean-rows-*")}
+    again = lessons(teacher, TOKENS, examples, tmp_path)
+    assert len(files) == 2
+    assert all(path.read_bytes() == data for path, data in files.items())
+    for one, same in zip(taught, again, strict=True):
+        hidden = one.example.hidden
+        law = (teacher.final(hidden) @ teacher.head[TOKENS].T).softmax(-1)
+        expected = law @ teacher.head[TOKENS]
+        assert torch.equal(one.mean_rows, same.mean_rows)
+        assert torch.allclose(one.mean_rows[one.since - 1 :].float(), expected[one.since - 1 :], atol=2e-3)
+        assert not one.mean_rows[: one.since - 1].any()
+
+
+def test_mean_rows_of_other_candidates_are_made_anew(teacher: Teacher, tmp_path: Path) -> None:
+    taught, examples = random_lessons(teacher, TOKENS, tmp_path)
+    fewer = lessons(teacher, TOKENS[:50], examples, tmp_path)
+    assert not torch.equal(fewer[0].mean_rows, taught[0].mean_rows)
+    assert torch.equal(fewer[0].mean_rows, mean_rows(teacher, TOKENS[:50], examples[0].hidden, since=1))
 
 
 def test_hidden_states_are_computed_once_and_give_the_targets_own_logits(teacher: Teacher, tmp_path: Path) -> None:
@@ -202,8 +231,8 @@ def test_a_token_counts_by_the_targets_law_where_it_was_not_drawn(teacher: Teach
 
 def test_a_head_begins_better_than_noise(teacher: Teacher, tmp_path: Path) -> None:
     """Its join is the least-squares guess of what the target's last layer reads."""
-    examples = random_examples(teacher, tmp_path, 40)
-    head, errors = begin(teacher, examples), []
+    taught, examples = random_lessons(teacher, TOKENS, tmp_path, 40)
+    head, errors = begin(teacher, taught), []
     for weight in (head.join.weight, torch.zeros_like(head.join.weight)):
         total = 0.0
         for one in examples:

@@ -7,6 +7,7 @@ import torch
 
 from forerun_export.heads.answers import Answer
 from forerun_export.heads.features import Example, cache_features
+from forerun_export.heads.lessons import Lesson, lessons
 from forerun_export.heads.teacher import Teacher
 from forerun_export.sources import resolve
 from helpers.checkpoints import VOCABULARY_SIZE, tiny_llama
@@ -37,3 +38,11 @@ def random_answers(count: int, *, seed: int = 0) -> list[Answer]:
 
 def random_examples(teacher: Teacher, folder: Path, count: int = 12) -> Sequence[Example]:
     return cache_features(teacher, random_answers(count), folder)
+
+
+def random_lessons(
+    teacher: Teacher, tokens: torch.Tensor, folder: Path, count: int = 12
+) -> tuple[Sequence[Lesson], Sequence[Example]]:
+    """Lessons, and the examples that they are of."""
+    examples = random_examples(teacher, folder, count)
+    return lessons(teacher, tokens, examples, folder), examples

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun_export.heads.batches import collate
 from forerun_export.heads.features import Example
 from forerun_export.heads.folder import HeadFigures
 from forerun_export.heads.module import DraftHead
@@ -80,9 +79,10 @@ class HeadDrafting:
     def __call__(self, example: Example, steps: int) -> Tensor:
         """See `Drafting`."""
         teacher = self._teacher
-        batch = collate([example]).to(teacher.device)
-        hidden, first = batch.hidden.float(), batch.first
-        outputs = self._head.unroll(hidden[:, :-2], teacher.embedding[batch.tokens[:, 1:-1]], steps=steps, first=first)
+        first = max(1, example.begins - 1)  # the entry of the prompt's last token
+        hidden = example.hidden[None, :-2].to(teacher.device).float()
+        embeddings = teacher.embedding[example.tokens[None, 1:-1].to(teacher.device)]
+        outputs = self._head.unroll(hidden, embeddings, steps=steps, first=first)
         laws = Laws.of(teacher, example)
         values = torch.full((steps, len(laws)), torch.nan)
         for step, output in enumerate(outputs):

@@ -10,21 +10,21 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from forerun_export.heads.features import Example
+from forerun_export.heads.lessons import Lesson
 from forerun_export.heads.module import DraftHead, rms
 from forerun_export.heads.teacher import Teacher
 
-EXAMPLES = 96
+LESSONS = 96
 _TOGETHER = 8
 _RIDGE = 1e-2  # of the mean square of what is read
 
 
-def begin(teacher: Teacher, examples: Sequence[Example]) -> DraftHead:
-    """A head of the teacher's target that has read the first EXAMPLES of these, but was not trained yet."""
+def begin(teacher: Teacher, lessons: Sequence[Lesson]) -> DraftHead:
+    """A head of the teacher's target that has read the first LESSONS of these, but was not trained yet."""
     head = DraftHead(teacher.model).float().to(teacher.device)
     h = teacher.hidden_size
     squares, products = torch.zeros(2 * h, 2 * h), torch.zeros(2 * h, h)
-    for inputs, outputs in _pairs(teacher, examples[:EXAMPLES]):
+    for inputs, outputs in _pairs(teacher, lessons[:LESSONS]):
         squares += inputs.T @ inputs
         products += inputs.T @ outputs
     ridge = _RIDGE * squares.diagonal().mean() * torch.eye(2 * h)
@@ -33,14 +33,15 @@ def begin(teacher: Teacher, examples: Sequence[Example]) -> DraftHead:
     return head
 
 
-def _pairs(teacher: Teacher, examples: Sequence[Example]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of each answer, what the join reads [N,2h] and what the last layer reads one token later [N,h]."""
+def _pairs(teacher: Teacher, lessons: Sequence[Lesson]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each text, what the join reads [N,2h] and what the last layer reads one token later [N,h]."""
     last = len(teacher.model.get_decoder().layers)
-    for group in (examples[start : start + _TOGETHER] for start in range(0, len(examples), _TOGETHER)):
-        (before,) = teacher.outputs([example.tokens.tolist() for example in group], (last - 1,), bfloat16=True)
-        for example, row in zip(group, before, strict=True):
-            embeddings = rms(teacher.embedding[example.tokens.to(teacher.device)], teacher.epsilon).cpu()
-            final = example.hidden[:, 2 * teacher.hidden_size :].float()
-            read = row[: len(example.tokens)].float().cpu()
-            since = max(0, example.begins - 2)
+    for group in (lessons[start : start + _TOGETHER] for start in range(0, len(lessons), _TOGETHER)):
+        tokens = [lesson.example.tokens for lesson in group]
+        (before,) = teacher.outputs([one.tolist() for one in tokens], (last - 1,), bfloat16=True)
+        for lesson, its_tokens, row in zip(group, tokens, before, strict=True):
+            embeddings = rms(teacher.embedding[its_tokens.to(teacher.device)], teacher.epsilon).cpu()
+            final = lesson.example.hidden[:, 2 * teacher.hidden_size :].float()
+            read = row[: len(its_tokens)].float().cpu()
+            since = max(0, lesson.since - 2)
             yield torch.cat((embeddings[1:], final[:-1]), 1)[since:], read[1:][since:]

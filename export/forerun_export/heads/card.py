@@ -8,12 +8,19 @@ from forerun_export.heads.folder import HeadFigures, HeadRecord
 
 @dataclass(frozen=True)
 class Data:
-    """What a head was trained on: answers and their tokens, `coverage` is the share of held-out answers' tokens that
-    the head can propose."""
+    """What a head was trained on.
+
+    `sources` names the prompts of the answers, `passages` is told of plain text, if any was read; `learnt_tokens` are
+    those of all `texts`: answers, their prompts, passages.
+    `coverage` is the share of held-out answers' tokens that the head can propose.
+    """
 
     answers: int
     answer_tokens: int
-    prompts: str
+    passages: str
+    texts: int
+    learnt_tokens: int
+    sources: str
     head_tokens: int
     coverage: float
 
@@ -22,6 +29,7 @@ def card(record: HeadRecord, data: Data, drafts: Mapping[str, Mapping[str, HeadF
     """Markdown. `drafts` are the figures by draft (the head first) and kind of held-out prompt."""
     training = record.training
     assert training is not None
+    passages = f"And {data.passages}. " if data.passages else ""
     layers = ", ".join(str(layer) for layer in record.feature_layers)
     return f"""# Draft head for {target}
 
@@ -32,9 +40,10 @@ One decoder layer that reads the target's hidden states behind layers {layers} a
 
 * **Target**: checkpoint with SHA-256 `{record.target.sha256}`. For no other model.
 * **Data**: {data.answers:,} answers ({data.answer_tokens:,} tokens) that the target itself gave, half of them greedily
-  and half at temperature 1, to {data.prompts}.
+  and half at temperature 1, to {data.sources}.
+  {passages}{data.learnt_tokens:,} tokens are learnt, those of prompts among them.
 * **Candidates**: those of the largest expected counts; {data.coverage:.1%} of the tokens of held-out answers are such.
-* **Training**: {training.steps:,} steps over {training.tokens:,} answer tokens (repeats counted), {training.unrolled}
+* **Training**: {training.steps:,} steps over {training.tokens:,} tokens (repeats counted), {training.unrolled}
   steps deep on the head's own outputs; seed {training.seed}.
 * **Licence**: Apache-2.0, as the target.
 

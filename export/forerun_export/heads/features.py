@@ -1,22 +1,19 @@
-"""The target's hidden states of every answer, kept on disk in 16 bits; what is there already is not computed again."""
+"""The target's hidden states of every answer, kept on disk."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.errors import ExportError
 from forerun_export.heads.answers import Answer
+from forerun_export.heads.row_file import BYTES, RowFile
 from forerun_export.heads.teacher import Teacher
 from forerun_export.progress import Report, silent
 from forerun_export.writer import require_space
 
 BATCH_TOKENS = 4096
-_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -34,71 +31,32 @@ class Example:
     hidden: Tensor
 
 
-class FeatureCache:
-    """hidden.f16, hidden states one after another, and hidden.jsonl, which says where each answer's begin."""
-
-    def __init__(self, folder: Path, width: int) -> None:
-        self._data, self._index = folder / "hidden.f16", folder / "hidden.jsonl"
-        self._width = width
-        self._places = self._read_index()
-
-    def __contains__(self, answer: Answer) -> bool:
-        return answer.number in self._places
-
-    def add(self, number: int, hidden: Tensor) -> None:
-        """Append an answer's hidden states; they count once the index names them."""
-        rows = sum(length for _, length in self._places.values())
-        mode = "r+b" if self._data.exists() else "w+b"
-        with self._data.open(mode) as file:
-            file.seek(rows * self._width * _BYTES)
-            file.write(hidden.numpy().tobytes())
-        self._places[number] = rows, len(hidden)
-        with self._index.open("a") as index:
-            index.write(json.dumps({"number": number, "row": rows, "rows": len(hidden)}) + "\n")
-
-    def example(self, answer: Answer) -> Example:
-        """An answer with its hidden states, which are read from disk as they are used."""
-        row, rows = self._places[answer.number]
-        tokens = (*answer.prompt, *answer.answer)
-        if rows != len(tokens):
-            raise ExportError(f"{self._index} belongs to other answers; remove it, and it is made again")
-        offset = row * self._width * _BYTES
-        # Copy on write: torch has no tensors that must not be written to.
-        hidden = np.memmap(self._data, np.float16, "c", offset, (rows, self._width))
-        return Example(
-            answer.number,
-            answer.kind,
-            answer.temperature,
-            torch.tensor(tokens),
-            len(answer.prompt),
-            torch.from_numpy(hidden),
-        )
-
-    def _read_index(self) -> dict[int, tuple[int, int]]:
-        if not self._index.exists():
-            return {}
-        text = self._index.read_text()
-        entries = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return {entry["number"]: (entry["row"], entry["rows"]) for entry in entries}
-
-
 def cache_features(
     teacher: Teacher, answers: Sequence[Answer], folder: Path, *, report: Report = silent
 ) -> list[Example]:
     """All answers with their hidden states, those computed now that the folder lacks."""
-    cache = FeatureCache(folder, 3 * teacher.hidden_size)
-    lacking = sorted((answer for answer in answers if answer not in cache), key=_length)
-    require_space(
-        folder, sum(map(_length, lacking)) * 3 * teacher.hidden_size * _BYTES, other_place="use another --work"
-    )
+    width = 3 * teacher.hidden_size
+    rows = RowFile(folder, "hidden", width)
+    lacking = sorted((answer for answer in answers if answer.number not in rows), key=_length)
+    require_space(folder, sum(map(_length, lacking)) * width * BYTES, other_place="use another --work")
     done = len(answers) - len(lacking)
     for batch in batches(lacking):
         hidden = teacher.hidden([(*answer.prompt, *answer.answer) for answer in batch], bfloat16=True)
-        for answer, rows in zip(batch, hidden, strict=True):
-            cache.add(answer.number, rows)
+        for answer, found in zip(batch, hidden, strict=True):
+            rows.add(answer.number, found)
         done += len(batch)
         report("Reading hidden states", done, len(answers))
-    return [cache.example(answer) for answer in answers]
+    return [
+        Example(
+            answer.number,
+            answer.kind,
+            answer.temperature,
+            torch.tensor((*answer.prompt, *answer.answer)),
+            len(answer.prompt),
+            rows.read(answer.number, _length(answer)),
+        )
+        for answer in answers
+    ]
 
 
 def batches(answers: Iterable[Answer]) -> Iterable[list[Answer]]:

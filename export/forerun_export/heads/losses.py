@@ -8,24 +8,26 @@ from torch import Tensor
 _ROWS = 256  # of logits at a time: what a processor's cache holds
 
 
-class SoftCrossEntropy(torch.autograd.Function):
-    """-sum_x p(x) log softmax(W a)(x) of each row [N], for hidden states a [N,h], a frozen W [n,h] and laws p [N,n].
+class MeanRowCrossEntropy(torch.autograd.Function):
+    """log sum_x exp(W_x a) - m a of each row [N], for hidden states a [N,h], a frozen W [n,h] and mean rows m [N,h].
 
-    Logits are made, used for value and gradient, and dropped, a few rows at a time.
+    It is the cross-entropy of softmax(W a) and a law with the mean row m: see `lessons`. Logits are made, used for
+    value and gradient, and dropped, a few rows at a time.
     """
 
     @staticmethod
-    def forward(context: Any, hidden: Tensor, head: Tensor, laws: Tensor) -> Tensor:
-        """The losses; the gradient of their sum by `hidden` is (softmax(W a) - p) W."""
+    def forward(context: Any, hidden: Tensor, head: Tensor, mean_rows: Tensor) -> Tensor:
+        """The losses; the gradient of their sum by `hidden` is softmax(W a) W - m."""
         losses = hidden.new_empty(len(hidden), dtype=torch.float32)
         gradient = torch.empty_like(hidden)
         for start in range(0, len(hidden), _ROWS):
             rows = slice(start, start + _ROWS)
-            p = laws[rows]
-            logits = (hidden[rows] @ head.T).float()
-            log_q = logits.log_softmax(-1)
-            losses[rows] = -(p.float() * log_q).sum(-1)
-            gradient[rows] = (log_q.exp_() - p).to(hidden.dtype) @ head
+            a, m = hidden[rows], mean_rows[rows]
+            logits = a @ head.T
+            law = logits.softmax(-1)
+            log_sum = logits.amax(-1).float() - law.amax(-1).float().log()  # of the likeliest token
+            losses[rows] = log_sum - (a.float() * m.float()).sum(-1)
+            gradient[rows] = law @ head - m
         context.save_for_backward(gradient)
         return losses
 
@@ -36,7 +38,7 @@ class SoftCrossEntropy(torch.autograd.Function):
         return gradient * outputs[0][:, None].to(gradient.dtype), None, None
 
 
-def soft_cross_entropy(hidden: Tensor, head: Tensor, laws: Tensor) -> Tensor:
-    """See `SoftCrossEntropy`."""
-    losses: Tensor = SoftCrossEntropy.apply(hidden, head, laws)  # type: ignore[no-untyped-call]
+def cross_entropy(hidden: Tensor, head: Tensor, mean_rows: Tensor) -> Tensor:
+    """See `MeanRowCrossEntropy`."""
+    losses: Tensor = MeanRowCrossEntropy.apply(hidden, head, mean_rows)  # type: ignore[no-untyped-call]
     return losses

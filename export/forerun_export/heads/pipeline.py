@@ -1,4 +1,4 @@
-"""From a checkpoint to a trained draft head: prompts, answers, hidden states, training, report."""
+"""From a checkpoint to a trained draft head: prompts, answers, hidden states, laws, training, report."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +24,10 @@ from forerun_export.heads.folder import (
     HeadTraining,
     write_head,
 )
+from forerun_export.heads.lessons import lessons
 from forerun_export.heads.module import DraftHead
 from forerun_export.heads.other_drafts import LayersOutDrafting, NgramDrafting
+from forerun_export.heads.passages import passages
 from forerun_export.heads.prompts import CHAT, CODE, code_prompts, interleaved
 from forerun_export.heads.teacher import Teacher
 from forerun_export.heads.training import Schedule, Trained, Trainer, Watch
@@ -35,6 +37,7 @@ from forerun_export.recipe import read_recipe
 from forerun_export.sources import Source, resolve
 
 REPORTED_STEPS = 5
+MEASUREMENTS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,8 @@ class Options:
     prompts: Sequence[str] = ()
     self_prompts: int = 0
     code_prompts: int = 0
+    text: Sequence[str] = ()
+    passages: int = 1000
     held_out: Sequence[str] = ()
     max_new_tokens: int = 160
     context: int = 1024
@@ -54,9 +59,9 @@ class Options:
     answer_batch: int = 64
     vocabulary: int = 16384
     epochs: int = 4
-    batch: int = 4
-    unrolled: int = 3
-    learning_rate: float = 3e-4
+    batch: int = Schedule.batch
+    unrolled: int = Schedule.unrolled
+    learning_rate: float = Schedule.learning_rate
     seed: int = 0
     device: str = "auto"
     command: str = ""
@@ -87,16 +92,21 @@ def train_head(options: Options, *, report: Report, watch: Watch) -> Result:
         candidates(expected_counts(teacher, training), count=options.vocabulary, always=texts.end_tokens),
         device=teacher.device,
     )
-    steps = options.epochs * -(-len(training) // options.batch)
+    taught = lessons(teacher, tokens, training, options.work, report=report)
+    if texts.passages:
+        folder = _folder(options.work / "text")
+        read = cache_features(teacher, texts.passages, folder, report=report)
+        taught += lessons(teacher, tokens, read, folder, report=report)
+    steps = options.epochs * -(-len(taught) // options.batch)
     schedule = Schedule(
         steps=steps,
         batch=options.batch,
         unrolled=options.unrolled,
         learning_rate=options.learning_rate,
-        evaluate_every=max(1, min(200, steps // 10)),
+        evaluate_every=max(1, steps // MEASUREMENTS),
         seed=options.seed,
     )
-    trained = Trainer(teacher, tokens, training, validation, schedule, options.work).run(watch)
+    trained = Trainer(teacher, tokens, taught, validation, schedule, options.work).run(watch)
     head = DraftHead(teacher.model).to(teacher.device)
     head.load_state_dict(trained.weights)
     held_out = _held_out(options, texts, teacher, report) or validation
@@ -104,7 +114,10 @@ def train_head(options: Options, *, report: Report, watch: Watch) -> Result:
     data = Data(
         answers=len(training),
         answer_tokens=sum(len(one.tokens) - one.begins for one in training),
-        prompts=_described(options),
+        passages=f"{len(texts.passages):,} passages of {_names(options.text)}" if texts.passages else "",
+        learnt_tokens=sum(len(one.example.tokens) - one.since for one in taught),
+        texts=len(taught),
+        sources=_described(options),
         head_tokens=len(tokens),
         coverage=coverage((one.tokens[one.begins :].tolist() for one in held_out), tokens.tolist()),
     )
@@ -115,6 +128,7 @@ def train_head(options: Options, *, report: Report, watch: Watch) -> Result:
 @dataclass(frozen=True)
 class _Texts:
     training: Sequence[Answer]
+    passages: Sequence[Answer]
     held_out: Sequence[Answer]
     end_tokens: frozenset[int]
     vocabulary_sha256: str
@@ -155,6 +169,7 @@ def _texts(options: Options, report: Report) -> _Texts:
 
         return _Texts(
             answers(prompts, "answers.jsonl"),
+            passages(options.text, decoder.tokenizer, limit=options.passages, seed=seed),
             answers(held_out, "held-out.jsonl") if held_out else [],
             decoder.tokenizer.end_tokens,
             decoder.manifest.tokenizer.vocabulary_sha256,
@@ -170,9 +185,12 @@ def _named(prompt: BenchPrompt) -> BenchPrompt:
 def _held_out(options: Options, texts: _Texts, teacher: Teacher, report: Report) -> list[Example]:
     if not texts.held_out:
         return []
-    folder = options.work / "held-out"
-    folder.mkdir(exist_ok=True)
-    return cache_features(teacher, texts.held_out, folder, report=report)
+    return cache_features(teacher, texts.held_out, _folder(options.work / "held-out"), report=report)
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(exist_ok=True)
+    return path
 
 
 def _device(name: str) -> str:
@@ -210,7 +228,7 @@ def compare(
 
 
 def _described(options: Options) -> str:
-    parts = [f"the prompts of {', '.join(Path(name).name for name in options.prompts)}"] if options.prompts else []
+    parts = [f"the prompts of {_names(options.prompts)}"] if options.prompts else []
     if options.self_prompts:
         parts.append(
             f"{options.self_prompts:,} questions that it wrote itself from its chat template (as in 2406.08464)"
@@ -218,6 +236,10 @@ def _described(options: Options) -> str:
     if options.code_prompts:
         parts.append(f"{options.code_prompts:,} functions of Python's standard library to complete")
     return ", and to ".join(parts)
+
+
+def _names(paths: Sequence[str]) -> str:
+    return ", ".join(Path(path).name for path in paths)
 
 
 def _write(
@@ -239,7 +261,7 @@ def _write(
             options.command,
             options.seed,
             trained.best.step,
-            trained.best.step * options.batch * data.answer_tokens // max(data.answers, 1),
+            trained.best.step * options.batch * data.learnt_tokens // data.texts,
             options.unrolled,
         ),
         dict(drafts["head"]),

@@ -1,4 +1,7 @@
-"""Training a draft head: its own outputs unrolled for several steps against the target's law, by AdamW."""
+"""Training a draft head: its own outputs unrolled for several steps against the target's law.
+
+Its matrices are trained by Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon), its norms by AdamW.
+"""
 
 import contextlib
 import math
@@ -18,30 +21,33 @@ from forerun_export.heads.batches import Batch, collate, forever
 from forerun_export.heads.beginning import begin
 from forerun_export.heads.features import Example
 from forerun_export.heads.folder import HeadFigures
-from forerun_export.heads.losses import soft_cross_entropy
+from forerun_export.heads.lessons import Lesson
+from forerun_export.heads.losses import cross_entropy
 from forerun_export.heads.module import DraftHead
 from forerun_export.heads.teacher import Teacher
 
 CHECKPOINT_NAME = "checkpoint.pt"
+NORMS_SHARE = 0.3  # of the learning rate of matrices
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """How a head is trained.
 
-    `steps` of the optimizer, each on `batch` answers. From `deep_from` (a share of the steps) on, the head runs
+    `steps` of the optimizers, each on `batch` texts. From `deep_from` (a share of the steps) on, the head runs
     `unrolled` steps on its own outputs, the loss of each weighing `falling` times that of the one before; until then
-    one step, which costs less than half and is what the others build on. The learning rate rises for a twentieth of
-    the steps and then falls along a half cosine to a tenth. Every `evaluate_every` steps acceptance is measured, and
+    one step, which costs less than half and is what the others build on. The learning rate is that of the matrices;
+    it rises for a twentieth of the steps and then falls along a half cosine to a tenth. Norms take NORMS_SHARE of it.
+    Every `evaluate_every` steps acceptance is measured, and
     training ends early after `patience` measurements without a better one.
     """
 
     steps: int
-    batch: int = 4
+    batch: int = 8
     unrolled: int = 3
     deep_from: float = 0.7
     falling: float = 0.8
-    learning_rate: float = 3e-4
+    learning_rate: float = 3e-3
     weight_decay: float = 0.01
     largest_gradient: float = 1.0
     evaluate_every: int = 100
@@ -109,7 +115,7 @@ class Trainer:
         self,
         teacher: Teacher,
         tokens: Tensor,
-        training: Sequence[Example],
+        training: Sequence[Lesson],
         held_out: Sequence[Example],
         schedule: Schedule,
         folder: Path,
@@ -122,9 +128,7 @@ class Trainer:
         self.head = DraftHead(teacher.model).float().to(teacher.device) if begun else begin(teacher, training)
         self._weights = list(self.head.parameters())
         self._threads = ThreadPoolExecutor(2)
-        self._optimizer = torch.optim.AdamW(
-            _groups(self.head, schedule.weight_decay), lr=schedule.learning_rate, betas=(0.9, 0.95)
-        )
+        self._optimizers = _optimizers(self._weights, schedule.weight_decay)
         self._rows = teacher.head[tokens].to(torch.bfloat16)
         self._step, self._loss, self._worse = 0, 0.0, 0
         self._best: tuple[Progress, Mapping[str, Tensor]] | None = None
@@ -135,31 +139,32 @@ class Trainer:
         schedule = self._schedule
         data = forever(self._training, batch=schedule.batch, seed=schedule.seed, skip=self._step)
         while self._step < schedule.steps and self._worse < schedule.patience:
-            with _half_the_threads():
-                self._loss += self._update(next(data))
+            self._loss += self._update(next(data))
             self._step += 1
             if self._step % schedule.evaluate_every == 0 or self._step == schedule.steps:
                 watch(self._measure(), schedule)
         assert self._best is not None
         return Trained(self._best[1], self._best[0], self._step)
 
-    def _update(self, examples: Sequence[Example]) -> float:
-        """A step of the optimizer; gives the loss of the first drafted token."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._schedule.rate(self._step)
+    def _update(self, texts: Sequence[Lesson]) -> float:
+        """A step of the optimizers; gives the loss of the first drafted token."""
         # In halves, each on a thread of its own: that keeps two processors busier than each product split in two.
-        middle = (len(examples) + 1) // 2
-        halves = [half for half in (examples[:middle], examples[middle:]) if half]
-        found = list(self._threads.map(self._gradients, halves))
+        middle = (len(texts) + 1) // 2
+        halves = [half for half in (texts[:middle], texts[middle:]) if half]
+        with _half_the_threads():
+            found = list(self._threads.map(self._gradients, halves))
         for number, weight in enumerate(self._weights):
             weight.grad = torch.stack([gradients[number] for _, gradients in found]).mean(0)
         torch.nn.utils.clip_grad_norm_(self._weights, self._schedule.largest_gradient)
-        self._optimizer.step()
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self._schedule.rate(self._step) * group["share"]
+            optimizer.step()
         return sum(loss for loss, _ in found) / len(found)
 
-    def _gradients(self, examples: Sequence[Example]) -> tuple[float, Sequence[Tensor]]:
+    def _gradients(self, texts: Sequence[Lesson]) -> tuple[float, Sequence[Tensor]]:
         """The loss of the first drafted token, and the gradient of all losses by each weight."""
-        batch = collate(examples).to(self._teacher.device)
+        batch = collate(texts).to(self._teacher.device)
         # Kept casts are shared by threads, and dropped when one ends: sums would then depend on the clock.
         with torch.autocast(self._teacher.device.type, torch.bfloat16, cache_enabled=False):
             losses = list(self._losses(batch))
@@ -169,19 +174,15 @@ class Trainer:
 
     def _losses(self, batch: Batch) -> Iterator[Tensor]:
         """Of each unrolled step, the mean cross-entropy of the target's law over the head's tokens."""
-        teacher, first = self._teacher, batch.first
-        hidden = batch.hidden.float()
-        scored = batch.entries(0)
-        # In float32: two logits of a bfloat16 product are often level.
-        with torch.no_grad(), torch.autocast(teacher.device.type, enabled=False):
-            laws = (teacher.final(hidden)[:, 1:-1][scored] @ self._rows.float().T).softmax(-1).bfloat16()
-            embeddings = teacher.embedding[batch.tokens[:, 1:-1]]
-        outputs = self.head.unroll(hidden[:, :-2], embeddings, steps=self._schedule.depth(self._step), first=first)
+        first, mean_rows = batch.first, batch.mean_rows[:, 1:-1]
+        embeddings = self._teacher.embedding[batch.tokens[:, 1:-1]]
+        depth = self._schedule.depth(self._step)
+        outputs = self.head.unroll(batch.hidden[:, :-2].float(), embeddings, steps=depth, first=first)
         for step, output in enumerate(outputs):
             entries = batch.entries(step)
             a = self.head.norm(output[entries[:, first if step else 0 :]]).bfloat16()
-            if len(a):  # an answer of two tokens has no third step
-                yield soft_cross_entropy(a, self._rows, laws[entries[scored]]).mean()
+            if len(a):  # a text of two tokens has no third step
+                yield cross_entropy(a, self._rows, mean_rows[entries]).mean()
 
     def _measure(self) -> Progress:
         schedule = self._schedule
@@ -206,7 +207,7 @@ class Trainer:
             "step": self._step,
             "worse": self._worse,
             "head": self.head.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "best": {
                 "step": progress.step,
                 "loss": progress.loss,
@@ -229,7 +230,8 @@ class Trainer:
         if state["schedule"] != asdict(self._schedule):
             raise ExportError(f"{path} is of a training with other options; give those again, or remove it")
         self.head.load_state_dict(state["head"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        for optimizer, its_state in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(its_state)
         self._step, self._worse = state["step"], state["worse"]
         best = state["best"]
         figures = {
@@ -251,8 +253,12 @@ def _half_the_threads() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _groups(head: DraftHead, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; norms do not."""
-    matrices = [weight for weight in head.parameters() if weight.dim() > 1]
-    others = [weight for weight in head.parameters() if weight.dim() <= 1]
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+def _optimizers(weights: Sequence[Tensor], weight_decay: float) -> tuple[torch.optim.Optimizer, ...]:
+    """Each with a `share` of the learning rate. Only matrices decay."""
+    matrices = {"params": [weight for weight in weights if weight.dim() == 2], "share": 1.0}
+    norms = {"params": [weight for weight in weights if weight.dim() != 2], "share": NORMS_SHARE}
+    return (
+        # Steps of matrices as large as AdamW's would be (Liu et al. 2502.16982): one rate means the same to both.
+        torch.optim.Muon([matrices], weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([norms], betas=(0.9, 0.95), weight_decay=0.0),
+    )
