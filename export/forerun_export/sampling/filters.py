@@ -16,6 +16,7 @@ from forerun_export.sampling.wide_rows import bisected_laws, wide_laws
 INFINITY = float("inf")
 N = "N"
 CANDIDATES = 320  # nuclei of peaked laws are smaller, and are found among these
+AMONG_MORE = 128  # the stride that stands for these
 MORE_CANDIDATES = 2048  # for rows whose top-k alone is beyond the candidates, but not beyond these
 
 
@@ -106,6 +107,22 @@ def laws_of_whole_rows(
 
 
 @formula
+def with_laws(laws: FLOAT[B, R, V], row: INT64[N, 2], found_laws: FLOAT[N, V]) -> FLOAT[B, R, V]:
+    """The laws with others in these rows, which are in order.
+
+    All rows are gathered instead, on all cores of a CPU, where ScatterND copies on one what it then writes over.
+    """
+    shape = op.Shape(laws, start=0, end=2)
+    rows = op.ReduceProd(shape, [0], keepdims=0)
+    if op.Squeeze(op.Shape(row, start=0, end=1)) == rows:
+        place = op.Reshape(op.Range(0, rows, 1), op.Concat(shape, [1], axis=0))
+        changed = op.GatherND(found_laws, place)
+    else:
+        changed = op.ScatterND(laws, row, found_laws)
+    return changed
+
+
+@formula
 def law_filtered(
     logits: FLOAT[B, R, V],
     temperature: FLOAT[B],
@@ -126,24 +143,21 @@ def law_filtered(
     token, weight, p_token, is_wide = candidates(logits, unfiltered, filters, top_k, top_p, min_p, missing, count)
     any_wide = op.ReduceMax(op.Cast(is_wide, to=INT64.dtype), keepdims=0) > 0
     if any_wide:
-        narrow = narrow_laws(unfiltered, filters, token, p_token)
-        among_more = op.And(is_wide, op.Unsqueeze(op.And(top_k >= CANDIDATES, top_k < MORE_CANDIDATES), [1]))
-        if op.ReduceMax(op.Cast(among_more, to=INT64.dtype), keepdims=0) > 0:
-            row = op.Transpose(op.NonZero(among_more))
-            found_laws, found = laws_among_more(row, logits, unfiltered, filters, top_k, top_p, min_p, missing)
-            laws = op.ScatterND(narrow, row, found_laws)
-            left = op.ScatterND(is_wide, row, op.Not(found))
-        else:
-            laws = op.Identity(narrow)
-            left = op.Identity(is_wide)
-        stride = op.Constant(value_ints=[16])
-        searching = op.ReduceMax(op.Cast(left, to=INT64.dtype), keepdims=0) > 0
+        laws = narrow_laws(unfiltered, filters, token, p_token)
+        left = op.Identity(is_wide)
+        among_more = op.Unsqueeze(op.And(top_k >= CANDIDATES, top_k < MORE_CANDIDATES), [1])
+        any_among_more = op.ReduceMax(op.Cast(op.And(is_wide, among_more), to=INT64.dtype), keepdims=0) > 0
+        stride = op.Where(any_among_more, op.Constant(value_ints=[AMONG_MORE]), op.Constant(value_ints=[16]))
+        searching = op.Identity(any_wide)
         while searching:
-            row = op.Transpose(op.NonZero(left))
-            found_laws, found = laws_of_whole_rows(
-                row, logits, unfiltered, weight, temperature, top_k, top_p, min_p, missing, stride
-            )
-            laws = op.ScatterND(laws, row, found_laws)
+            row = op.Transpose(op.NonZero(op.And(left, op.Or(among_more, stride < AMONG_MORE))))
+            if op.Squeeze(stride) == AMONG_MORE:
+                found_laws, found = laws_among_more(row, logits, unfiltered, filters, top_k, top_p, min_p, missing)
+            else:
+                found_laws, found = laws_of_whole_rows(
+                    row, logits, unfiltered, weight, temperature, top_k, top_p, min_p, missing, stride
+                )
+            laws = with_laws(laws, row, found_laws)
             left = op.ScatterND(left, row, op.Not(found))
             stride = stride / 8
             searching = op.ReduceMax(op.Cast(left, to=INT64.dtype), keepdims=0) > 0

@@ -24,6 +24,7 @@ BAND = 512
 HALF_BAND = 256.0
 FEW = 128.0  # tokens of a sample, among which the weight is interpolated
 LOOKS = 16
+LEAST = 1e-45  # of the probabilities above 0
 
 
 @formula
@@ -81,19 +82,22 @@ def better_guess(
 @formula
 def split(
     p: FLOAT[N, V], threshold: FLOAT[N, 1], logits: FLOAT[B, R, V], row: INT64[N, 2], missing: INT64[1]
-) -> tuple[FLOAT[N, V], FLOAT[1, N, M], INT64[1, N, M], FLOAT[1, N, M]]:
-    """What is not below the threshold, 0 elsewhere; and the band in the order of its logits: these, tokens, weights.
+) -> tuple[FLOAT[N, V], FLOAT[N, 1], FLOAT[1, N, M], INT64[1, N, M], FLOAT[1, N, M]]:
+    """What is not below the threshold, 0 elsewhere; how many these are; and the band in the order of its logits: these,
+    tokens, weights.
 
     `row` says which of the logits are a row's; `missing` as in `largest`. Without enough tokens below the threshold the
     band ends with others, without logit and weight.
     """
-    above = op.Cast(p >= threshold, to=FLOAT.dtype) * p
+    is_above = op.Cast(p >= threshold, to=FLOAT.dtype)
+    count = op.ReduceSum(is_above, [1])
+    above = is_above * p
     weight, token = largest(op.Unsqueeze(p - above, [0]), missing, op.Constant(value_ints=[BAND]))
     length = op.Shape(token, start=2)
     rows = op.Expand(op.Unsqueeze(row, [0, 2]), op.Concat([1, 1], length, [1], axis=0))
     logit = op.GatherND(logits, op.Concat(rows, op.Unsqueeze(token, [3]), axis=3))
     logit, order = op.TopK(op.Where(weight > 0.0, logit, -INFINITY), length)
-    return above, logit, op.GatherElements(token, order, axis=2), op.GatherElements(weight, order, axis=2)
+    return above, count, logit, op.GatherElements(token, order, axis=2), op.GatherElements(weight, order, axis=2)
 
 
 @formula
@@ -109,7 +113,7 @@ def above_kth(
     first, slope, density = first_guess(sample, counted, (k - candidates) * scale, last)
     missed = (k - op.ReduceSum(op.Cast(p > first, to=FLOAT.dtype), [1])) * scale
     guess = better_guess(first, slope, density, missed, stride)
-    return op.Where(k > candidates, op.Min(guess, last), op.Where(k > 0.0, INFINITY, 0.0))
+    return op.Where(k > candidates, op.Max(op.Min(guess, last), LEAST), op.Where(k > 0.0, INFINITY, 0.0))
 
 
 @formula
@@ -150,8 +154,8 @@ def law_by_band(
     )
     found = op.And(found, op.Unsqueeze(before < nucleus, [0]))
     place, kept, all_kept = op.Squeeze(token, [0]), op.Squeeze(kept, [0]), op.Squeeze(all_kept, [0])
-    law_in_band = (op.GatherElements(above, place, axis=1) + kept) / all_kept
-    law = op.ScatterElements(above / all_kept, place, law_in_band, axis=1)
+    in_band = op.GatherElements(above, place, axis=1) + kept
+    law = op.ScatterElements(above, place, in_band, axis=1) / all_kept
     return law, op.Squeeze(op.Squeeze(found, [0]), [1])
 
 
@@ -175,8 +179,7 @@ def wide_laws(
     k = op.Cast(top_k, to=FLOAT.dtype)
     if op.ReduceMax(k, keepdims=0) > 0.0:
         threshold_k = above_kth(p, sample, k, weight, stride)
-        above_k, logit_k, token_k, weight_k = split(p, threshold_k, logits, row, missing)
-        count = op.ReduceSum(op.Cast(above_k > 0.0, to=FLOAT.dtype), [1])
+        above_k, count, logit_k, token_k, weight_k = split(p, threshold_k, logits, row, missing)
         kth, total, found_k = top_k_edge(
             logit_k,
             weight_k,
@@ -201,7 +204,7 @@ def wide_laws(
             guess = k + 0.0
         # What top-k and min-p rule out is never above, so min-p alone needs no search.
         threshold = op.Max(op.Where(has_nucleus, guess, 0.0), threshold_k, least_weight)
-        above, logit, token, weight_in_band = split(p, threshold, logits, row, missing)
+        above, _count, logit, token, weight_in_band = split(p, threshold, logits, row, missing)
     else:
         above, logit, token, weight_in_band = above_k + 0.0, logit_k + 0.0, token_k + 0, weight_k + 0.0
 
