@@ -101,13 +101,15 @@ def test_equals_across_an_edge_are_kept_from_the_last(
         assert np.flatnonzero(laws[b, 0]).tolist() == sorted(expected)
 
 
-@pytest.mark.parametrize("stride", [16, 2])
+@pytest.mark.parametrize("spacing", [4, 2])
 @pytest.mark.parametrize("offset", [-20.0, -3.0, 3.0])
-def test_a_sample_that_misleads_costs_no_token(stride: int, offset: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_that_misleads_costs_no_token(spacing: int, offset: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """All tokens that a sample holds are likelier, or less likely, than the others."""
     rng = np.random.default_rng(2)
     logits = smooth(rng, 4, 1)
-    logits[..., stride // 2 :: stride] += offset
+    block, place = np.divmod(np.arange(SIZE), 64)
+    in_sample = (block % spacing == spacing // 2) & (abs(place - 31.5) < 32 / spacing)
+    logits[..., in_sample] += offset
     assert_is_transformers(logits, monkeypatch, top_p=[0.2, 0.5, 0.9, 0.5], top_k=[0, 0, 0, 3000])
 
 
@@ -119,6 +121,60 @@ def test_wide_laws_of_coarse_logits_are_exact(step: float, monkeypatch: pytest.M
     min_p = [0.0] * 5 + [0.05]
     top_p, top_k = [0.3, 0.9, 0.99, 1.0, 0.9, 0.9], [0, 0, 0, 3000, 3000, 0]
     assert_is_transformers(logits, monkeypatch, top_p=top_p, top_k=top_k, min_p=min_p)
+
+
+def steps(rng: Random, *sizes: int) -> Array:
+    """Logits [20000] of so many equals each, 1 apart, in random places; what is left is far below and has no equals."""
+    logits = smooth(rng) - 30
+    places = np.split(rng.permutation(SIZE)[: sum(sizes)], np.cumsum(sizes)[:-1])
+    for number, place in enumerate(places):
+        logits[place] = -number
+    return logits
+
+
+def last_of(logits: Array, value: float, count: int) -> list[int]:
+    """All tokens above this logit and the last `count` of those that equal it."""
+    return sorted([*np.flatnonzero(logits > value), *np.flatnonzero(logits == value)[-count:]])
+
+
+@pytest.mark.parametrize("top_k", [4000, 5000, 6999])
+@pytest.mark.parametrize("min_p", [0.0, 0.05, 0.2])
+def test_equals_at_the_kth_beyond_a_band_are_all_kept(
+    top_k: int, min_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless min-p ends before them: they have e^-2 = .135 of the weight of the likeliest."""
+    logits = steps(np.random.default_rng(7), 1000, 2000, 4000, 6000)
+    law = assert_is_transformers(logits[None, None], monkeypatch, top_k=top_k, min_p=min_p)[0, 0]
+    assert (law > 0).sum() == (3000 if min_p == 0.2 else 7000)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("count", [1, 700, 999])
+@pytest.mark.parametrize("top_k", [0, 5000])
+def test_a_nucleus_may_end_among_equals_beyond_a_band(
+    level: int, count: int, top_k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the k-th largest is one of 4000 equals, the nucleus is a share of all these, and may end among them too."""
+    sizes = [1000, 2000, 4000, 6000]
+    logits = steps(np.random.default_rng(8), *sizes)
+    sums = np.cumsum(np.repeat(np.exp(-np.arange(4.0)), sizes))
+    total = sums[6999] if top_k else np.exp(logits.astype(np.float64)).sum()
+    share = (sums[sum(sizes[:level]) + count - 1] - np.exp(-level) / 2) / total
+    law = assert_is_transformers(logits[None, None], monkeypatch, top_k=top_k, top_p=share)[0, 0]
+    assert np.flatnonzero(law).tolist() == last_of(logits, -level, count)
+
+
+@pytest.mark.parametrize("size", [SIZE, SIZE + 1])
+@pytest.mark.parametrize("controls", [{"top_p": 0.9}, {"top_k": 5000}, {"top_k": 5000, "top_p": 0.25}, {"min_p": 1.0}])
+def test_a_row_of_nothing_but_equals_keeps_the_last(controls: dict[str, float], size: int) -> None:
+    """All of them if no nucleus ends among them: with a token more than the blocks of 64 hold, too."""
+    logits = np.full((1, 1, size), 0.5, np.float32)
+    logits[..., ::7] = -np.inf
+    left = np.flatnonzero(logits[0, 0] > 0)
+    law = filtered(logits, **controls)[0, 0]
+    kept = round(controls.get("top_p", 1.0) * len(left))
+    assert abs(np.flatnonzero(law).size - kept) <= 1
+    assert np.flatnonzero(law).tolist() == left[-np.flatnonzero(law).size :].tolist()
 
 
 def test_tokens_that_are_ruled_out_stay_so_in_wide_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,8 +209,15 @@ def of_all_widths(rng: Random, vocabulary_size: int) -> Array:
         {"min_p": [0.001, 0.2], "top_p": [1.0, 0.9]},
     ],
 )
-def test_wide_rows_have_the_bits_that_they_have_alone(vocabulary_size: int, controls: dict[str, list[float]]) -> None:
+@pytest.mark.parametrize("equals", [False, True])
+def test_wide_rows_have_the_bits_that_they_have_alone(
+    vocabulary_size: int, controls: dict[str, list[float]], equals: bool
+) -> None:
+    """Beside rows that end among more equals than a band holds, too."""
     logits = of_all_widths(np.random.default_rng(5), vocabulary_size)
+    if equals:
+        logits[0, 1] = np.round(logits[0, 1])
+        logits[1, 0] = 1.0
     together = filtered(logits, **controls)
     for b, r in np.ndindex(2, 3):
         alone = filtered(logits[b : b + 1, r : r + 1], **{name: value[b : b + 1] for name, value in controls.items()})

@@ -11,12 +11,13 @@ from onnxscript.onnx_opset import opset24 as op
 
 from forerun_export.sampling.building_blocks import B, R, V, formula, law, missing_in
 from forerun_export.sampling.candidates import M, kept_candidates, largest, put, top_k_edge, weight_of
-from forerun_export.sampling.wide_rows import bisected_laws, wide_laws
+from forerun_export.sampling.equals import bisected_laws
+from forerun_export.sampling.wide_rows import wide_laws
 
 INFINITY = float("inf")
 N = "N"
 CANDIDATES = 320  # nuclei of peaked laws are smaller, and are found among these
-AMONG_MORE = 128  # the stride that stands for these
+AMONG_MORE = 8  # the spacing of a sample that stands for these
 MORE_CANDIDATES = 2048  # for rows whose top-k alone is beyond the candidates, but not beyond these
 
 
@@ -89,19 +90,19 @@ def laws_of_whole_rows(
     top_p: FLOAT[B],
     min_p: FLOAT[B],
     missing: INT64[1],
-    stride: INT64[1],
+    spacing: INT64[1],
 ) -> tuple[FLOAT[N, V], BOOL[N]]:
-    """The laws of these rows, and whether they are right: by samples, or for stride 0 by bisection, which always is."""
+    """The laws of these rows, and whether they are right: by samples, or for spacing 1 by bisection, which always is."""
     request = row[:, :1]
     p = op.GatherND(unfiltered, row)
     k = op.Unsqueeze(op.GatherND(top_k, request), [1])
     share = op.Unsqueeze(op.GatherND(top_p, request), [1])
     least = op.Unsqueeze(op.GatherND(min_p, request), [1])
-    if op.Squeeze(stride) > 0:
-        laws, found = wide_laws(p, logits, row, k, share, least, op.GatherND(weight, row), missing, stride)
+    if op.Squeeze(spacing) > 1:
+        laws, found = wide_laws(p, logits, row, k, share, least, op.GatherND(weight, row), missing, spacing)
     else:
         t = op.Unsqueeze(op.GatherND(temperature, request), [1])
-        laws = bisected_laws(p, op.GatherND(logits, row), t, k, share, least)
+        laws = bisected_laws(p, op.GatherND(logits, row), t, k, share, least, missing)
         found = op.Squeeze(k >= 0, [1])
     return laws, found
 
@@ -133,7 +134,7 @@ def law_filtered(
     """p after top-k, top-p and min-p, in this order; 0, 1 and 0 switch them off. At T = 0 they change nothing.
 
     Holtzman et al. 1904.09751 (top-p), Nguyen et al. 2407.01082 (min-p). Exact: a row that keeps more than the
-    candidates is looked at whole, first with one token of 16 in the sample, then with every second, then by bisection;
+    candidates is looked at whole, first with one token of 16 in the sample, then with one of 4, then by bisection;
     one with a top-k beyond the candidates first among more of them.
     """
     unfiltered = law(logits, temperature)
@@ -147,19 +148,19 @@ def law_filtered(
         left = op.Identity(is_wide)
         among_more = op.Unsqueeze(op.And(top_k >= CANDIDATES, top_k < MORE_CANDIDATES), [1])
         any_among_more = op.ReduceMax(op.Cast(op.And(is_wide, among_more), to=INT64.dtype), keepdims=0) > 0
-        stride = op.Where(any_among_more, op.Constant(value_ints=[AMONG_MORE]), op.Constant(value_ints=[16]))
+        spacing = op.Where(any_among_more, op.Constant(value_ints=[AMONG_MORE]), op.Constant(value_ints=[4]))
         searching = op.Identity(any_wide)
         while searching:
-            row = op.Transpose(op.NonZero(op.And(left, op.Or(among_more, stride < AMONG_MORE))))
-            if op.Squeeze(stride) == AMONG_MORE:
+            row = op.Transpose(op.NonZero(op.And(left, op.Or(among_more, spacing < AMONG_MORE))))
+            if op.Squeeze(spacing) == AMONG_MORE:
                 found_laws, found = laws_among_more(row, logits, unfiltered, filters, top_k, top_p, min_p, missing)
             else:
                 found_laws, found = laws_of_whole_rows(
-                    row, logits, unfiltered, weight, temperature, top_k, top_p, min_p, missing, stride
+                    row, logits, unfiltered, weight, temperature, top_k, top_p, min_p, missing, spacing
                 )
             laws = with_laws(laws, row, found_laws)
             left = op.ScatterND(left, row, op.Not(found))
-            stride = stride / 8
+            spacing = spacing / 2
             searching = op.ReduceMax(op.Cast(left, to=INT64.dtype), keepdims=0) > 0
         filtered = op.Identity(laws)
     else:
