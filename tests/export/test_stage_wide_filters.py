@@ -125,7 +125,7 @@ def test_wide_laws_of_coarse_logits_are_exact(step: float, monkeypatch: pytest.M
 
 def steps(rng: Random, *sizes: int) -> Array:
     """Logits [20000] of so many equals each, 1 apart, in random places; what is left is far below and has no equals."""
-    logits = smooth(rng) - 30
+    logits: Array = smooth(rng) - 30
     places = np.split(rng.permutation(SIZE)[: sum(sizes)], np.cumsum(sizes)[:-1])
     for number, place in enumerate(places):
         logits[place] = -number

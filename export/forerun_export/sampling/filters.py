@@ -92,7 +92,7 @@ def laws_of_whole_rows(
     missing: INT64[1],
     spacing: INT64[1],
 ) -> tuple[FLOAT[N, V], BOOL[N]]:
-    """The laws of these rows, and whether they are right: by samples, or for spacing 1 by bisection, which always is."""
+    """The laws of these rows, and whether they are right: by samples, or for spacing 1 by bisection, always right."""
     request = row[:, :1]
     p = op.GatherND(unfiltered, row)
     k = op.Unsqueeze(op.GatherND(top_k, request), [1])
@@ -108,8 +108,16 @@ def laws_of_whole_rows(
 
 
 @formula
-def with_laws(laws: FLOAT[B, R, V], row: INT64[N, 2], found_laws: FLOAT[N, V]) -> FLOAT[B, R, V]:
-    """The laws with others in these rows, which are in order.
+def with_laws(
+    laws: FLOAT[B, R, V],
+    row: INT64[N, 2],
+    found_laws: FLOAT[N, V],
+    filters: BOOL[B],
+    token: INT64[B, R, M],
+    p: FLOAT[B, R, M],
+    are_unfiltered: BOOL,
+) -> FLOAT[B, R, V]:
+    """The laws with others in these rows, which are in order; and in the rest the narrow ones, if these are due.
 
     All rows are gathered instead, on all cores of a CPU, where ScatterND copies on one what it then writes over.
     """
@@ -118,6 +126,8 @@ def with_laws(laws: FLOAT[B, R, V], row: INT64[N, 2], found_laws: FLOAT[N, V]) -
     if op.Squeeze(op.Shape(row, start=0, end=1)) == rows:
         place = op.Reshape(op.Range(0, rows, 1), op.Concat(shape, [1], axis=0))
         changed = op.GatherND(found_laws, place)
+    elif are_unfiltered:
+        changed = op.ScatterND(narrow_laws(laws, filters, token, p), row, found_laws)
     else:
         changed = op.ScatterND(laws, row, found_laws)
     return changed
@@ -144,11 +154,12 @@ def law_filtered(
     token, weight, p_token, is_wide = candidates(logits, unfiltered, filters, top_k, top_p, min_p, missing, count)
     any_wide = op.ReduceMax(op.Cast(is_wide, to=INT64.dtype), keepdims=0) > 0
     if any_wide:
-        laws = narrow_laws(unfiltered, filters, token, p_token)
+        laws = op.Identity(unfiltered)
         left = op.Identity(is_wide)
         among_more = op.Unsqueeze(op.And(top_k >= CANDIDATES, top_k < MORE_CANDIDATES), [1])
         any_among_more = op.ReduceMax(op.Cast(op.And(is_wide, among_more), to=INT64.dtype), keepdims=0) > 0
-        spacing = op.Where(any_among_more, op.Constant(value_ints=[AMONG_MORE]), op.Constant(value_ints=[4]))
+        first = op.Where(any_among_more, op.Constant(value_ints=[AMONG_MORE]), op.Constant(value_ints=[4]))
+        spacing = op.Identity(first)
         searching = op.Identity(any_wide)
         while searching:
             row = op.Transpose(op.NonZero(op.And(left, op.Or(among_more, spacing < AMONG_MORE))))
@@ -158,7 +169,7 @@ def law_filtered(
                 found_laws, found = laws_of_whole_rows(
                     row, logits, unfiltered, weight, temperature, top_k, top_p, min_p, missing, spacing
                 )
-            laws = with_laws(laws, row, found_laws)
+            laws = with_laws(laws, row, found_laws, filters, token, p_token, op.Squeeze(spacing == first))
             left = op.ScatterND(left, row, op.Not(found))
             spacing = spacing / 2
             searching = op.ReduceMax(op.Cast(left, to=INT64.dtype), keepdims=0) > 0

@@ -223,7 +223,9 @@ def wide_laws(
             kth, total, found_k = op.Identity(in_band), op.Identity(total_in_band), op.Identity(is_in_band)
         else:
             tied = logit_k[:, :, -1:]
-            tied_total, is_tied = kth_among_equals(p, op.GatherND(logits, row), k, op.Squeeze(tied, [0]))
+            tied_total, is_tied = kth_among_equals(
+                p, op.GatherND(logits, row), k, op.Squeeze(tied, [0]), op.Squeeze(weight_k[:, :, -1:], [0])
+            )
             kth = op.Where(is_in_band, in_band, tied)
             total = op.Where(is_in_band, total_in_band, op.Unsqueeze(tied_total, [0]))
             found_k = op.Or(is_in_band, op.Unsqueeze(is_tied, [0]))
