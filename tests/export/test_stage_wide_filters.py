@@ -164,7 +164,7 @@ def test_a_nucleus_may_end_among_equals_beyond_a_band(
     assert np.flatnonzero(law).tolist() == last_of(logits, -level, count)
 
 
-@pytest.mark.parametrize("size", [SIZE, SIZE + 1])
+@pytest.mark.parametrize("size", [SIZE, SIZE + 1, 151_936])
 @pytest.mark.parametrize("controls", [{"top_p": 0.9}, {"top_k": 5000}, {"top_k": 5000, "top_p": 0.25}, {"min_p": 1.0}])
 def test_a_row_of_nothing_but_equals_keeps_the_last(controls: dict[str, float], size: int) -> None:
     """All of them if no nucleus ends among them: with a token more than the blocks of 64 hold, too."""
