@@ -122,7 +122,7 @@ def with_laws(
     All rows are gathered instead, on all cores of a CPU, where ScatterND copies on one what it then writes over.
     """
     shape = op.Shape(laws, start=0, end=2)
-    rows = op.ReduceProd(shape, [0], keepdims=0)
+    rows = op.Squeeze(op.Shape(laws, start=0, end=1) * op.Shape(laws, start=1, end=2), [0])
     if op.Squeeze(op.Shape(row, start=0, end=1)) == rows:
         place = op.Reshape(op.Range(0, rows, 1), op.Concat(shape, [1], axis=0))
         changed = op.GatherND(found_laws, place)
