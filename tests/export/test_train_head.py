@@ -10,14 +10,17 @@ from click.testing import CliRunner
 
 from forerun.cli import main
 from forerun.errors import ExportError, RequestError
+from forerun.tokenizer import Tokenizer
 from forerun_export.bench.prompts import BenchPrompt
 from forerun_export.heads.answers import read_answers
 from forerun_export.heads.command import command_line
 from forerun_export.heads.folder import read_head
+from forerun_export.heads.passages import digest, passages, read_texts
 from forerun_export.heads.pipeline import Options, train_head
 from forerun_export.heads.prompts import code_prompts, interleaved, is_question, opening
 from forerun_export.progress import silent
 from helpers.checkpoints import tiny_llama
+from helpers.small_tokenizers import byte_level
 
 
 def _nothing(*_: Any) -> None:
@@ -30,11 +33,15 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
     prompts = folder / "asked.jsonl"
     lines = [{"prompt": f"Question {number}", "category": ("chat", "code body")[number % 2]} for number in range(12)]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "notes").mkdir()
+    (folder / "notes" / "long.md").write_text("A sentence to learn from. " * 40)
     return Options(
         target=str(tiny_llama(folder / "target")),
         out=folder / "head",
         work=folder / "work",
         prompts=[str(prompts)],
+        text=[str(folder / "notes")],
+        passages=3,
         max_new_tokens=8,
         context=256,
         answer_batch=4,
@@ -49,7 +56,9 @@ def test_a_head_is_trained_and_a_second_run_does_nothing_again(options: Options)
     assert len(head.tokens) == 100
     assert head.record.figures == dict(result.drafts["head"])
     assert {"head", "layers:0", "n-gram"} == set(result.drafts)
-    assert "| n-gram |" in (options.out / "README.md").read_text()
+    card = (options.out / "README.md").read_text()
+    assert "| n-gram |" in card
+    assert "to the prompts of asked.jsonl.\n  And 3 passages of notes. " in card
     again = train_head(options, report=silent, watch=_nothing)
     assert again.trained.steps == result.trained.steps
     assert (options.work / "answers.jsonl").read_bytes() == answers
@@ -78,6 +87,7 @@ def test_a_line_that_a_killed_run_left_half_written_is_dropped(tmp_path: Path) -
 REFUSED = {
     "nothing to train on": ({"prompts": ()}, ExportError, "nothing to train on; give --prompts FILE"),
     "no such prompts": ({"prompts": ("missing.jsonl",)}, RequestError, "cannot read the prompts missing.jsonl"),
+    "no such text": ({"text": ("missing.txt",)}, ExportError, r"missing.txt cannot be read \(No such file"),
     "no such target": ({"target": "missing.gguf"}, ExportError, "missing.gguf does not exist"),
 }
 
@@ -118,6 +128,47 @@ def test_code_prompts_are_chosen_by_seed_and_begin_every_other_answer(tmp_path: 
     assert len(everything) == 20
     assert all("return" not in prompt.text for prompt in everything)
     assert all(prompt.begun.endswith(f'{sentence}"""\n') for prompt in everything if prompt.begun)
+
+
+class TestPassages:
+    """Plain text to learn from."""
+
+    TOKENIZER = Tokenizer(byte_level(), end_tokens=())
+
+    def _passages(self, *texts: str, limit: int = 99, seed: int = 0) -> list[tuple[int, ...]]:
+        found = passages(texts, self.TOKENIZER, limit=limit, seed=seed)
+        assert [one.number for one in found] == list(range(len(found)))
+        return [one.prompt + one.answer for one in found]
+
+    def test_a_text_is_cut_into_pieces_and_a_short_rest_is_left_out(self) -> None:
+        text = "abcdefgh" * 70  # 560 bytes, a token each
+        pieces = self._passages(text)
+        assert [len(piece) for piece in pieces] == [256, 256, 48]
+        assert sum(pieces, ()) == tuple(self.TOKENIZER.encode(text, add_special_tokens=False))
+        assert [len(piece) for piece in self._passages(text[:520], "short")] == [256, 256]
+
+    def test_the_seed_draws_some_of_more_than_are_wanted(self) -> None:
+        texts = [chr(ord("a") + number) * 40 for number in range(20)]
+        some = self._passages(*texts, limit=5, seed=1)
+        assert len(set(some)) == 5
+        assert some == self._passages(*texts, limit=5, seed=1)
+        assert some != self._passages(*texts, limit=5, seed=2)
+
+    def test_other_passages_have_another_name(self) -> None:
+        one, other = (passages([text * 40], self.TOKENIZER, limit=9, seed=0) for text in ("a", "b"))
+        assert digest(one) == digest(list(one)) != digest(other)
+
+    def test_folders_are_read_whole_but_for_what_is_no_text(self, tmp_path: Path) -> None:
+        (tmp_path / "inner").mkdir()
+        for name in ("b.txt", "inner/a.py", "image.png", "empty.md"):
+            (tmp_path / name).write_text("" if name == "empty.md" else name)
+        assert read_texts([str(tmp_path), str(tmp_path / "image.png")]) == ["b.txt", "inner/a.py", "image.png"]
+
+    def test_a_path_without_text_is_refused(self, tmp_path: Path) -> None:
+        for path in (tmp_path, tmp_path / "none.txt"):
+            (tmp_path / "none.txt").write_text(" \n")
+            with pytest.raises(ExportError, match=f"{path} holds no text"):
+                read_texts([str(path)])
 
 
 def test_prompts_of_all_lists_come_in_turn() -> None:

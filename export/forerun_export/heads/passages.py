@@ -1,5 +1,6 @@
 """Plain text to learn from: what the target would say at every place of it counts, not who wrote it."""
 
+import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,20 +14,31 @@ PASSAGE, SHORTEST = 256, 32  # tokens
 ENDINGS = (".txt", ".md", ".rst", ".py")
 
 
-def passages(paths: Sequence[str], tokenizer: Tokenizer, *, limit: int, seed: int) -> list[Answer]:
-    """At most `limit` passages of up to PASSAGE tokens, from files and from folders' files with one of ENDINGS.
+def read_texts(paths: Sequence[str]) -> list[str]:
+    """The texts of files, and of folders' files with one of ENDINGS.
 
-    Those of a longer list are drawn by the seed. Raises ExportError for a path without text.
+    Raises ExportError for a path without text, or that cannot be read.
     """
-    found = []
+    texts = []
     for path in paths:
-        of_path = [one for file in _files(Path(path)) for one in _cut(_read(file), tokenizer)]
+        of_path = [text for file in _files(Path(path)) if (text := _read(file)).strip()]
         if not of_path:
-            raise ExportError(f"{path} holds no text of {SHORTEST} tokens or more; give another with --text")
-        found += of_path
+            raise ExportError(f"{path} holds no text (of a folder, files that end in {', '.join(ENDINGS)} are read)")
+        texts += of_path
+    return texts
+
+
+def passages(texts: Sequence[str], tokenizer: Tokenizer, *, limit: int, seed: int) -> list[Answer]:
+    """At most `limit` pieces of SHORTEST to PASSAGE tokens; of a longer list, those that the seed draws."""
+    found = [one for text in texts for one in _cut(text, tokenizer)]
     if len(found) > limit:
         found = random.Random(seed).sample(found, limit)
     return [Answer(number, TEXT, 1.0, one[:1], one[1:]) for number, one in enumerate(found)]
+
+
+def digest(these: Sequence[Answer]) -> str:
+    """A name for just these passages."""
+    return hashlib.sha256(repr([one.prompt + one.answer for one in these]).encode()).hexdigest()[:8]
 
 
 def _files(path: Path) -> list[Path]:

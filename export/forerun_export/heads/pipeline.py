@@ -27,7 +27,7 @@ from forerun_export.heads.folder import (
 from forerun_export.heads.lessons import lessons
 from forerun_export.heads.module import DraftHead
 from forerun_export.heads.other_drafts import LayersOutDrafting, NgramDrafting
-from forerun_export.heads.passages import passages
+from forerun_export.heads.passages import digest, passages, read_texts
 from forerun_export.heads.prompts import CHAT, CODE, code_prompts, interleaved
 from forerun_export.heads.teacher import Teacher
 from forerun_export.heads.training import Schedule, Trained, Trainer, Watch
@@ -94,7 +94,7 @@ def train_head(options: Options, *, report: Report, watch: Watch) -> Result:
     )
     taught = lessons(teacher, tokens, training, options.work, report=report)
     if texts.passages:
-        folder = _folder(options.work / "text")
+        folder = _folder(options.work / f"text-{digest(texts.passages)}")
         read = cache_features(teacher, texts.passages, folder, report=report)
         taught += lessons(teacher, tokens, read, folder, report=report)
     steps = options.epochs * -(-len(taught) // options.batch)
@@ -149,6 +149,7 @@ def _texts(options: Options, report: Report) -> _Texts:
     if not (given or options.self_prompts or options.code_prompts):
         raise ExportError("nothing to train on; give --prompts FILE, --self-prompts N or --code-prompts N")
     held_out = [_named(prompt) for prompt in read_prompts(options.held_out)] if options.held_out else []
+    plain = read_texts(options.text)
     engines = export(recipe, options.work / "engine", progress=report).path
     work, seed = options.work, options.seed
     with Decoder(engines, load_draft=False) as decoder:
@@ -169,7 +170,7 @@ def _texts(options: Options, report: Report) -> _Texts:
 
         return _Texts(
             answers(prompts, "answers.jsonl"),
-            passages(options.text, decoder.tokenizer, limit=options.passages, seed=seed),
+            passages(plain, decoder.tokenizer, limit=options.passages, seed=seed),
             answers(held_out, "held-out.jsonl") if held_out else [],
             decoder.tokenizer.end_tokens,
             decoder.manifest.tokenizer.vocabulary_sha256,
@@ -268,4 +269,9 @@ def _write(
     )
     tensors = {name: tensor.numpy() for name, tensor in trained.weights.items()}
     tensors[TOKENS] = tokens.cpu().int().numpy()
-    write_head(options.out, record, tensors, card(record, data, drafts, target=source.text))
+    write_head(
+        options.out,
+        record,
+        tensors,
+        card(record, data, drafts, target=_names([source.text]) if Path(source.text).exists() else source.text),
+    )
