@@ -57,6 +57,7 @@ def test_a_head_is_trained_and_a_second_run_does_nothing_again(options: Options)
     assert head.record.figures == dict(result.drafts["head"])
     assert {"head", "layers:0", "n-gram"} == set(result.drafts)
     card = (options.out / "README.md").read_text()
+    assert card.startswith(f"# Draft head for {Path(options.target).name}\n")
     assert "| n-gram |" in card
     assert "to the prompts of asked.jsonl.\n  And 3 passages of notes. " in card
     again = train_head(options, report=silent, watch=_nothing)

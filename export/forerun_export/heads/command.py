@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from forerun_export.heads.folder import HeadFigures
-from forerun_export.heads.pipeline import Options, Result, train_head
+from forerun_export.heads.pipeline import Options, Result, told, train_head
 from forerun_export.heads.training import Progress, Schedule
 from forerun_export.progress import console_progress
 
@@ -39,7 +39,7 @@ def run(target: str, *, work: Path | None, as_json: bool, **given: Any) -> None:
 def command_line(target: str, given: Mapping[str, Any]) -> str:
     """The command with every option that is not as it would be anyway, paths by their last part."""
     usual = asdict(Options(target="", out=Path(), work=Path()))
-    words = ["forerun", "train-head", Path(target).name if Path(target).exists() else target]
+    words = ["forerun", "train-head", told(target)]
     for name, value in given.items():
         if name in _UNTOLD or value == usual[name]:
             continue

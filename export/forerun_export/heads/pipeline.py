@@ -269,9 +269,9 @@ def _write(
     )
     tensors = {name: tensor.numpy() for name, tensor in trained.weights.items()}
     tensors[TOKENS] = tokens.cpu().int().numpy()
-    write_head(
-        options.out,
-        record,
-        tensors,
-        card(record, data, drafts, target=_names([source.text]) if Path(source.text).exists() else source.text),
-    )
+    write_head(options.out, record, tensors, card(record, data, drafts, target=told(source.text)))
+
+
+def told(target: str) -> str:
+    """A target as a card names it: a file or folder without the folders that it is in."""
+    return Path(target).name if Path(target).exists() else target

@@ -38,8 +38,8 @@ class Schedule:
     `unrolled` steps on its own outputs, the loss of each weighing `falling` times that of the one before; until then
     one step, which costs less than half and is what the others build on. The learning rate is that of the matrices;
     it rises for a twentieth of the steps and then falls along a half cosine to a tenth. Norms take NORMS_SHARE of it.
-    Every `evaluate_every` steps acceptance is measured, and
-    training ends early after `patience` measurements without a better one.
+    Every `evaluate_every` steps acceptance is measured, and training ends early after `patience` measurements without a
+    better one.
     """
 
     steps: int

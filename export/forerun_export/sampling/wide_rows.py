@@ -192,6 +192,35 @@ def law_by_band(
 
 
 @formula
+def kth_logit(
+    p: FLOAT[N, V],
+    logits: FLOAT[B, R, V],
+    row: INT64[N, 2],
+    k: FLOAT[N, 1],
+    above: FLOAT[N, V],
+    count: FLOAT[N, 1],
+    logit: FLOAT[1, N, M],
+    weight: FLOAT[1, N, M],
+) -> tuple[FLOAT[1, N, 1], FLOAT[1, N, 1], BOOL[1, N, 1]]:
+    """The k-th largest logit and the weight of all that are no less, if it is in this band or among the equals that the
+    band ends with; and whether it is. `above` and its `count` are what is before the band."""
+    in_band, total_in_band, is_in_band = top_k_edge(
+        logit, weight, op.Unsqueeze(k, [0]), op.Unsqueeze(count, [0]), op.Unsqueeze(op.ReduceSum(above, [1]), [0])
+    )
+    if op.ReduceMin(op.Cast(is_in_band, to=INT64.dtype), keepdims=0) > 0:
+        kth, total, found = op.Identity(in_band), op.Identity(total_in_band), op.Identity(is_in_band)
+    else:
+        tied = logit[:, :, -1:]
+        tied_total, is_tied = kth_among_equals(
+            p, op.GatherND(logits, row), k, op.Squeeze(tied, [0]), op.Squeeze(weight[:, :, -1:], [0])
+        )
+        kth = op.Where(is_in_band, in_band, tied)
+        total = op.Where(is_in_band, total_in_band, op.Unsqueeze(tied_total, [0]))
+        found = op.Or(is_in_band, op.Unsqueeze(is_tied, [0]))
+    return kth, total, found
+
+
+@formula
 def wide_laws(
     p: FLOAT[N, V],
     logits: FLOAT[B, R, V],
@@ -212,23 +241,7 @@ def wide_laws(
     if op.ReduceMax(k, keepdims=0) > 0.0:
         threshold_k = above_kth(p, sample, k, weight, spacing)
         above_k, count, logit_k, token_k, weight_k = split(p, threshold_k, logits, row, missing)
-        in_band, total_in_band, is_in_band = top_k_edge(
-            logit_k,
-            weight_k,
-            op.Unsqueeze(k, [0]),
-            op.Unsqueeze(count, [0]),
-            op.Unsqueeze(op.ReduceSum(above_k, [1]), [0]),
-        )
-        if op.ReduceMin(op.Cast(is_in_band, to=INT64.dtype), keepdims=0) > 0:
-            kth, total, found_k = op.Identity(in_band), op.Identity(total_in_band), op.Identity(is_in_band)
-        else:
-            tied = logit_k[:, :, -1:]
-            tied_total, is_tied = kth_among_equals(
-                p, op.GatherND(logits, row), k, op.Squeeze(tied, [0]), op.Squeeze(weight_k[:, :, -1:], [0])
-            )
-            kth = op.Where(is_in_band, in_band, tied)
-            total = op.Where(is_in_band, total_in_band, op.Unsqueeze(tied_total, [0]))
-            found_k = op.Or(is_in_band, op.Unsqueeze(is_tied, [0]))
+        kth, total, found_k = kth_logit(p, logits, row, k, above_k, count, logit_k, weight_k)
     else:
         everything = op.Unsqueeze(k, [0])
         threshold_k = k + 0.0
