@@ -177,13 +177,15 @@ def test_a_row_of_nothing_but_equals_keeps_the_last(controls: dict[str, float], 
     assert np.flatnonzero(law).tolist() == left[-np.flatnonzero(law).size :].tolist()
 
 
+@pytest.mark.parametrize("begin", [0, 5])
 @pytest.mark.parametrize(("top_p", "kept"), [(0.25, 4096), (0.5, 8192)])
-def test_a_nucleus_that_equals_fill_exactly_takes_no_token_more(top_p: float, kept: int) -> None:
-    """Of 2^14 equals, whose weights and sums float32 holds exactly."""
+def test_a_nucleus_that_equals_fill_exactly_takes_no_token_more(top_p: float, kept: int, begin: int) -> None:
+    """Of 2^14 equals, whose weights and sums float32 holds exactly; it ends at a block's edge, or within one."""
+    end = begin + 2**14
     logits = np.full((1, 1, SIZE), -np.inf, np.float32)
-    logits[..., : 2**14] = 0.5
+    logits[..., begin:end] = 0.5
     law = filtered(logits, top_p=top_p)[0, 0]
-    assert np.flatnonzero(law).tolist() == list(range(2**14 - kept, 2**14))
+    assert np.flatnonzero(law).tolist() == list(range(end - kept, end))
 
 
 def test_tokens_that_are_ruled_out_stay_so_in_wide_rows(monkeypatch: pytest.MonkeyPatch) -> None:
