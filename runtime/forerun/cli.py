@@ -291,6 +291,9 @@ def bench(directory: Path, **options: Any) -> None:
 )
 @click.option("--text", multiple=True, metavar="PATH", help="Plain text to learn from: a file, or a folder of them.")
 @click.option("--passages", type=click.IntRange(min=1), default=1000, show_default=True, help="Of that text, at most.")
+@click.option(
+    "--start", type=click.Path(path_type=Path), help="A head to train further. [default: the target's last layer]"
+)
 @click.option("--held-out", multiple=True, metavar="FILE", help="Prompts to report on. [default: a part of the others]")
 @click.option("--work", type=click.Path(path_type=Path), help="Folder of answers and checkpoints. [default: OUT.work]")
 @click.option("--max-new-tokens", type=click.IntRange(min=4), default=160, show_default=True, help="Of each answer.")

@@ -1,5 +1,6 @@
 """Training of draft heads: seeds, resuming, what counts in the loss, and what is measured."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,8 @@ from forerun.errors import ExportError
 from forerun_export.heads.acceptance import HeadDrafting, measure, tokens_a_call
 from forerun_export.heads.batches import collate, forever
 from forerun_export.heads.beginning import begin
-from forerun_export.heads.features import cache_features
-from forerun_export.heads.lessons import lessons, mean_rows
+from forerun_export.heads.features import Example, cache_features
+from forerun_export.heads.lessons import Lesson, lessons, mean_rows
 from forerun_export.heads.losses import cross_entropy
 from forerun_export.heads.module import DraftHead, rms
 from forerun_export.heads.other_drafts import LayersOutDrafting, NgramDrafting
@@ -41,7 +42,13 @@ def _train(teacher: Teacher, folder: Path, *, stop_at: int = -1, schedule: Sched
 
     folder.mkdir(parents=True, exist_ok=True)
     taught, examples = random_lessons(teacher, TOKENS, folder)
-    return Trainer(teacher, TOKENS, taught[4:], examples[:4], schedule, folder).run(watch)
+    return _trainer(teacher, taught[4:], examples[:4], schedule, folder).run(watch)
+
+
+def _trainer(
+    teacher: Teacher, taught: Sequence[Lesson], held_out: Sequence[Example], schedule: Schedule, folder: Path
+) -> Trainer:
+    return Trainer(teacher, TOKENS, taught, held_out, schedule, folder, lambda: begin(teacher, taught))
 
 
 def _same(one: Trained, other: Trained) -> bool:
@@ -86,7 +93,7 @@ def test_a_head_learns_what_its_target_says(teacher: Teacher, tmp_path: Path) ->
     taught, examples = random_lessons(teacher, TOKENS, tmp_path)
     losses: list[float] = []
     schedule = replace(SCHEDULE, steps=60, evaluate_every=20)
-    Trainer(teacher, TOKENS, taught, examples, schedule, tmp_path).run(lambda progress, _: losses.append(progress.loss))
+    _trainer(teacher, taught, examples, schedule, tmp_path).run(lambda progress, _: losses.append(progress.loss))
     assert losses[2] < losses[1] < losses[0] - 0.03
 
 

@@ -14,7 +14,7 @@ from forerun.tokenizer import Tokenizer
 from forerun_export.bench.prompts import BenchPrompt
 from forerun_export.heads.answers import read_answers
 from forerun_export.heads.command import command_line
-from forerun_export.heads.folder import read_head
+from forerun_export.heads.folder import read_head, write_head
 from forerun_export.heads.passages import digest, passages, read_texts
 from forerun_export.heads.pipeline import Options, train_head
 from forerun_export.heads.prompts import code_prompts, interleaved, is_question, opening
@@ -67,6 +67,47 @@ def test_a_head_is_trained_and_a_second_run_does_nothing_again(options: Options)
         assert (array == head.tensors[name]).all(), name
 
 
+def test_a_head_is_trained_further_from_another_and_its_card_tells_both_commands(
+    options: Options, tmp_path: Path
+) -> None:
+    train_head(replace(options, command="forerun train-head first"), report=silent, watch=_nothing)
+    further = replace(
+        options,
+        start=options.out,
+        out=tmp_path / "head",
+        work=tmp_path / "work",
+        learning_rate=0.0,
+        command="forerun train-head further",
+    )
+    result = train_head(further, report=silent, watch=_nothing)
+    first, second = read_head(options.out), read_head(further.out)
+    for name in set(first.tensors) - {"tokens"}:  # at a learning rate of 0 a head ends as it began
+        assert (first.tensors[name] == second.tensors[name]).all(), name
+    assert second.record.training is not None
+    assert second.record.training.start == first.record.training
+    card = (further.out / "README.md").read_text()
+    assert "    forerun train-head first\n\nand from that head on by\n\n    forerun train-head further\n" in card
+    steps = sum(run.steps for run in second.record.training.runs)
+    assert steps == result.trained.best.step + first.record.training.steps  # type: ignore[union-attr]
+    assert f"**Training**: {steps} steps" in card
+    assert "**Data**, of the last training: " in card
+
+
+def test_a_head_for_other_tokens_or_layers_is_no_start(options: Options, tmp_path: Path) -> None:
+    train_head(options, report=silent, watch=_nothing)
+    record, started = read_head(options.out).record, replace(options, start=tmp_path / "other", work=tmp_path / "work")
+    faults = {
+        "was trained for other tokens than the target's": replace(
+            record, target=replace(record.target, vocabulary_sha256="0" * 64)
+        ),
+        "reads layers 1, 2, 4, and one for this target 1, 2, 3": replace(record, feature_layers=(1, 2, 4)),
+    }
+    for message, other in faults.items():
+        write_head(tmp_path / "other", other, read_head(options.out).tensors, "")
+        with pytest.raises(ExportError, match=message):
+            train_head(started, report=silent, watch=_nothing)
+
+
 def test_half_of_the_answers_are_greedy_and_each_kind_has_both(options: Options) -> None:
     train_head(options, report=silent, watch=_nothing)
     answers = read_answers(options.work / "answers.jsonl")
@@ -89,6 +130,7 @@ REFUSED = {
     "nothing to train on": ({"prompts": ()}, ExportError, "nothing to train on; give --prompts FILE"),
     "no such prompts": ({"prompts": ("missing.jsonl",)}, RequestError, "cannot read the prompts missing.jsonl"),
     "no such text": ({"text": ("missing.txt",)}, ExportError, r"missing.txt cannot be read \(No such file"),
+    "no such start": ({"start": Path("missing-head")}, ExportError, "missing-head holds no draft head: "),
     "no such target": ({"target": "missing.gguf"}, ExportError, "missing.gguf does not exist"),
 }
 
@@ -109,8 +151,9 @@ def test_the_command_line_says_so_in_one_line(tmp_path: Path) -> None:
 
 def test_the_card_tells_options_that_were_given_and_no_folders(tmp_path: Path) -> None:
     given = {"out": tmp_path / "my-head", "prompts": (str(tmp_path / "a.jsonl"), "b.txt"), "seed": 3, "epochs": 4}
+    given["start"] = tmp_path / "earlier"
     assert command_line("owner/model", given) == (
-        "forerun train-head owner/model --out my-head --prompts a.jsonl --prompts b.txt --seed 3"
+        "forerun train-head owner/model --out my-head --prompts a.jsonl --prompts b.txt --seed 3 --start earlier"
     )
 
 

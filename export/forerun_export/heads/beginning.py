@@ -1,4 +1,4 @@
-"""How a head begins: its layer is the target's last one, and its join the best linear guess of what that layer reads.
+"""How a head begins: as another ended, or with the target's last layer behind the best linear guess of what that reads.
 
 What the last layer reads at token t+1 is guessed from the embedding of that token and the target's last hidden state of
 token t, by least squares. So the head's first outputs are not noise but already a draft, if a weak one, and
@@ -10,13 +10,34 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from forerun.errors import ExportError
+from forerun_export.heads.folder import HeadFolder
 from forerun_export.heads.lessons import Lesson
-from forerun_export.heads.module import DraftHead, rms
+from forerun_export.heads.module import DraftHead, load_weights, rms
 from forerun_export.heads.teacher import Teacher
 
 LESSONS = 96
 _TOGETHER = 8
 _RIDGE = 1e-2  # of the mean square of what is read
+
+
+def go_on(teacher: Teacher, start: HeadFolder) -> DraftHead:
+    """A head as `start` holds it, which may have been trained for another target of the same shape.
+
+    Raises ExportError if it reads other layers, or has other sizes.
+    """
+    if start.record.feature_layers != teacher.layers:
+        raise ExportError(
+            f"the head to start from reads layers {_listed(start.record.feature_layers)}, and one for this target "
+            f"{_listed(teacher.layers)}; start from a head of a target of the same shape"
+        )
+    head = DraftHead(teacher.model).float()
+    load_weights(head, start.tensors)
+    return head.to(teacher.device)
+
+
+def _listed(layers: Sequence[int]) -> str:
+    return ", ".join(map(str, layers))
 
 
 def begin(teacher: Teacher, lessons: Sequence[Lesson]) -> DraftHead:

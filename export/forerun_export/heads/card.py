@@ -29,6 +29,9 @@ def card(record: HeadRecord, data: Data, drafts: Mapping[str, Mapping[str, HeadF
     """Markdown. `drafts` are the figures by draft (the head first) and kind of held-out prompt."""
     training = record.training
     assert training is not None
+    commands = "\n\nand from that head on by\n\n".join(f"    {run.command}" for run in training.runs)
+    steps, tokens = (sum(numbers) for numbers in zip(*((run.steps, run.tokens) for run in training.runs), strict=True))
+    of_the_last = ", of the last training" if training.start else ""
     passages = f"And {data.passages}. " if data.passages else ""
     layers = ", ".join(str(layer) for layer in record.feature_layers)
     return f"""# Draft head for {target}
@@ -36,14 +39,14 @@ def card(record: HeadRecord, data: Data, drafts: Mapping[str, Mapping[str, HeadF
 One decoder layer that reads the target's hidden states behind layers {layers} and proposes its next tokens
 (of {data.head_tokens:,} candidates), in the shape of EAGLE-3 (2503.01840). Made by
 
-    {training.command}
+{commands}
 
 * **Target**: checkpoint with SHA-256 `{record.target.sha256}`. For no other model.
-* **Data**: {data.answers:,} answers ({data.answer_tokens:,} tokens) that the target itself gave, half of them greedily
-  and half at temperature 1, to {data.sources}.
+* **Data**{of_the_last}: {data.answers:,} answers ({data.answer_tokens:,} tokens) that the target itself gave,
+  half of them greedily and half at temperature 1, to {data.sources}.
   {passages}{data.learnt_tokens:,} tokens are learnt, those of prompts among them.
 * **Candidates**: those of the largest expected counts; {data.coverage:.1%} of the tokens of held-out answers are such.
-* **Training**: {training.steps:,} steps over {training.tokens:,} tokens (repeats counted), {training.unrolled}
+* **Training**: {steps:,} steps over {tokens:,} tokens (repeats counted), {training.unrolled}
   steps deep on the head's own outputs; seed {training.seed}.
 * **Licence**: Apache-2.0, as the target.
 

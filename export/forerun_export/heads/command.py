@@ -44,7 +44,7 @@ def command_line(target: str, given: Mapping[str, Any]) -> str:
         if name in _UNTOLD or value == usual[name]:
             continue
         values = value if isinstance(value, tuple | list) else [value]
-        is_path = name in ("prompts", "text", "held_out", "out")
+        is_path = name in ("prompts", "text", "held_out", "start", "out")
         words += [
             word for one in values for word in (f"--{name.replace('_', '-')}", Path(one).name if is_path else str(one))
         ]

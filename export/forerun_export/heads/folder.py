@@ -42,13 +42,22 @@ class HeadTarget:
 
 @dataclass(frozen=True)
 class HeadTraining:
-    """How a head came about: `steps` of the optimizer over `tokens` answer tokens, `unrolled` steps deep."""
+    """How a head came about: `steps` of the optimizer over `tokens` tokens, `unrolled` steps deep.
+
+    `start` is how the head came about from which this training started, if it was not the first.
+    """
 
     command: str
     seed: int
     steps: int
     tokens: int
     unrolled: int
+    start: "HeadTraining | None" = None
+
+    @property
+    def runs(self) -> "tuple[HeadTraining, ...]":
+        """All trainings, the first one first."""
+        return (*(self.start.runs if self.start else ()), self)
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,18 @@ from forerun_export.bench.prompts import BenchPrompt, read_prompts
 from forerun_export.build import export
 from forerun_export.heads.acceptance import HeadDrafting, measure
 from forerun_export.heads.answers import Answer, answer, ask
+from forerun_export.heads.beginning import begin, go_on
 from forerun_export.heads.card import Data, card
 from forerun_export.heads.features import Example, cache_features
 from forerun_export.heads.folder import (
     SCHEMA_VERSION,
     TOKENS,
     HeadFigures,
+    HeadFolder,
     HeadRecord,
     HeadTarget,
     HeadTraining,
+    read_head,
     write_head,
 )
 from forerun_export.heads.lessons import lessons
@@ -51,6 +54,7 @@ class Options:
     self_prompts: int = 0
     code_prompts: int = 0
     text: Sequence[str] = ()
+    start: Path | None = None
     passages: int = 1000
     held_out: Sequence[str] = ()
     max_new_tokens: int = 160
@@ -83,8 +87,9 @@ def train_head(options: Options, *, report: Report, watch: Watch) -> Result:
     Raises ExportError or RequestError for what cannot be trained.
     """
     source = resolve(options.target)
+    start = read_head(options.start) if options.start else None
     options.work.mkdir(parents=True, exist_ok=True)
-    texts = _texts(options, report)
+    texts = _texts(options, start, report)
     teacher = Teacher(source, device=_device(options.device))
     answers = cache_features(teacher, texts.training, options.work, report=report)
     training, validation = split(answers, seed=options.seed)
@@ -97,16 +102,12 @@ def train_head(options: Options, *, report: Report, watch: Watch) -> Result:
         folder = _folder(options.work / f"text-{digest(texts.passages)}")
         read = cache_features(teacher, texts.passages, folder, report=report)
         taught += lessons(teacher, tokens, read, folder, report=report)
-    steps = options.epochs * -(-len(taught) // options.batch)
-    schedule = Schedule(
-        steps=steps,
-        batch=options.batch,
-        unrolled=options.unrolled,
-        learning_rate=options.learning_rate,
-        evaluate_every=max(1, steps // MEASUREMENTS),
-        seed=options.seed,
-    )
-    trained = Trainer(teacher, tokens, taught, validation, schedule, options.work).run(watch)
+
+    def first() -> DraftHead:
+        return go_on(teacher, start) if start else begin(teacher, taught)
+
+    schedule = _schedule(options, texts=len(taught))
+    trained = Trainer(teacher, tokens, taught, validation, schedule, options.work, first).run(watch)
     head = DraftHead(teacher.model).to(teacher.device)
     head.load_state_dict(trained.weights)
     held_out = _held_out(options, texts, teacher, report) or validation
@@ -121,8 +122,20 @@ def train_head(options: Options, *, report: Report, watch: Watch) -> Result:
         head_tokens=len(tokens),
         coverage=coverage((one.tokens[one.begins :].tolist() for one in held_out), tokens.tolist()),
     )
-    _write(options, source, texts, teacher, tokens, trained, data, drafts)
+    _write(options, source, start, texts, teacher, tokens, trained, data, drafts)
     return Result(options.out, drafts, trained, data)
+
+
+def _schedule(options: Options, *, texts: int) -> Schedule:
+    steps = options.epochs * -(-texts // options.batch)
+    return Schedule(
+        steps=steps,
+        batch=options.batch,
+        unrolled=options.unrolled,
+        learning_rate=options.learning_rate,
+        evaluate_every=max(1, steps // MEASUREMENTS),
+        seed=options.seed,
+    )
 
 
 @dataclass(frozen=True)
@@ -134,7 +147,7 @@ class _Texts:
     vocabulary_sha256: str
 
 
-def _texts(options: Options, report: Report) -> _Texts:
+def _texts(options: Options, start: HeadFolder | None, report: Report) -> _Texts:
     """Everything that is decoded; the engines are let go of behind it."""
     recipe = read_recipe(
         None,
@@ -153,6 +166,9 @@ def _texts(options: Options, report: Report) -> _Texts:
     engines = export(recipe, options.work / "engine", progress=report).path
     work, seed = options.work, options.seed
     with Decoder(engines, load_draft=False) as decoder:
+        vocabulary = decoder.manifest.tokenizer.vocabulary_sha256
+        if start and start.record.target.vocabulary_sha256 != vocabulary:
+            raise ExportError(f"{options.start} was trained for other tokens than the target's; give another --start")
         asked = (
             ask(decoder, options.self_prompts, work / "questions.jsonl", seed=seed, report=report)
             if options.self_prompts
@@ -173,7 +189,7 @@ def _texts(options: Options, report: Report) -> _Texts:
             passages(plain, decoder.tokenizer, limit=options.passages, seed=seed),
             answers(held_out, "held-out.jsonl") if held_out else [],
             decoder.tokenizer.end_tokens,
-            decoder.manifest.tokenizer.vocabulary_sha256,
+            vocabulary,
         )
 
 
@@ -246,6 +262,7 @@ def _names(paths: Sequence[str]) -> str:
 def _write(
     options: Options,
     source: Source,
+    start: HeadFolder | None,
     texts: _Texts,
     teacher: Teacher,
     tokens: torch.Tensor,
@@ -264,6 +281,7 @@ def _write(
             trained.best.step,
             trained.best.step * options.batch * data.learnt_tokens // data.texts,
             options.unrolled,
+            start.record.training if start else None,
         ),
         dict(drafts["head"]),
     )

@@ -6,7 +6,7 @@ Its matrices are trained by Muon (Jordan et al. 2024, kellerjordan.github.io/pos
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from torch import Tensor
 from forerun.errors import ExportError
 from forerun_export.heads.acceptance import HeadDrafting, measure
 from forerun_export.heads.batches import Batch, collate, forever
-from forerun_export.heads.beginning import begin
 from forerun_export.heads.features import Example
 from forerun_export.heads.folder import HeadFigures
 from forerun_export.heads.lessons import Lesson
@@ -109,7 +108,10 @@ class Trained:
 
 
 class Trainer:
-    """One head in training; its state lies in `folder` after every measurement, and is taken up from there."""
+    """One head in training; its state lies in `folder` after every measurement, and is taken up from there.
+
+    Where the folder has no state, `begin` makes the head.
+    """
 
     def __init__(
         self,
@@ -119,13 +121,14 @@ class Trainer:
         held_out: Sequence[Example],
         schedule: Schedule,
         folder: Path,
+        begin: Callable[[], DraftHead],
     ) -> None:
         if not training or not held_out:
             raise ExportError("too few answers to train on and to hold out; give more prompts")
         self._teacher, self._tokens, self._schedule = teacher, tokens, schedule
         self._training, self._held_out, self._folder = training, held_out, folder
         begun = (folder / CHECKPOINT_NAME).exists()
-        self.head = DraftHead(teacher.model).float().to(teacher.device) if begun else begin(teacher, training)
+        self.head = DraftHead(teacher.model).float().to(teacher.device) if begun else begin()
         self._weights = list(self.head.parameters())
         self._threads = ThreadPoolExecutor(2)
         self._optimizers = _optimizers(self._weights, schedule.weight_decay)
