@@ -18,6 +18,7 @@ from forerun_export.heads.folder import read_head, write_head
 from forerun_export.heads.passages import digest, passages, read_texts
 from forerun_export.heads.pipeline import Options, train_head
 from forerun_export.heads.prompts import code_prompts, interleaved, is_question, opening
+from forerun_export.heads.training import Progress, Schedule
 from forerun_export.progress import silent
 from helpers.checkpoints import tiny_llama
 from helpers.small_tokenizers import byte_level
@@ -91,6 +92,21 @@ def test_a_head_is_trained_further_from_another_and_its_card_tells_both_commands
     assert steps == result.trained.best.step + first.record.training.steps  # type: ignore[union-attr]
     assert f"**Training**: {steps} steps" in card
     assert "**Data**, of the last training: " in card
+
+
+def test_a_training_that_goes_on_watches_only_what_no_training_has_learnt(options: Options, tmp_path: Path) -> None:
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text(json.dumps({"prompt": "Complete this.", "category": "code copying"}) + "\n")
+    apart = replace(options, held_out=[str(held_out)], out=tmp_path / "head", work=tmp_path / "work")
+    kinds: list[set[str]] = []
+
+    def watch(progress: Progress, _: Schedule) -> None:
+        kinds.append(set(progress.figures))
+
+    first = train_head(replace(apart, epochs=1), report=silent, watch=watch)
+    assert kinds[0] == {"chat", "code body"}  # of the prompts to train on
+    train_head(replace(apart, start=first.path, work=tmp_path / "further", epochs=1), report=silent, watch=watch)
+    assert kinds[-1] == {"code copying"}
 
 
 def test_a_head_for_other_tokens_or_layers_is_no_start(options: Options, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from forerun_export.sources import Source, resolve
 
 REPORTED_STEPS = 5
 MEASUREMENTS = 12
+WATCHED = 3  # of so many held-out answers one is watched, in a training that goes on from another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +108,12 @@ def train_head(options: Options, *, report: Report, watch: Watch) -> Result:
         return go_on(teacher, start) if start else begin(teacher, taught)
 
     schedule = _schedule(options, texts=len(taught))
-    trained = Trainer(teacher, tokens, taught, validation, schedule, options.work, first).run(watch)
+    held_out = _held_out(options, texts, teacher, report) or validation
+    # Where an earlier training may have learnt any of these prompts, only what is held out by name can be watched.
+    watched = held_out[::WATCHED] if start and texts.held_out else validation
+    trained = Trainer(teacher, tokens, taught, watched, schedule, options.work, first).run(watch)
     head = DraftHead(teacher.model).to(teacher.device)
     head.load_state_dict(trained.weights)
-    held_out = _held_out(options, texts, teacher, report) or validation
     drafts = compare(head, teacher, tokens, held_out)
     data = Data(
         answers=len(training),
