@@ -104,9 +104,20 @@ def test_a_training_that_goes_on_watches_only_what_no_training_has_learnt(option
         kinds.append(set(progress.figures))
 
     first = train_head(replace(apart, epochs=1), report=silent, watch=watch)
-    assert kinds[0] == {"chat", "code body"}  # of the prompts to train on
+    assert "code copying" not in kinds[0]  # of the prompts to train on
     train_head(replace(apart, start=first.path, work=tmp_path / "further", epochs=1), report=silent, watch=watch)
     assert kinds[-1] == {"code copying"}
+
+
+def test_a_training_that_goes_on_does_not_take_up_the_one_that_it_goes_on_from(
+    options: Options, tmp_path: Path
+) -> None:
+    """Both keep their state in the same folder unless told otherwise."""
+    first = train_head(replace(options, work=tmp_path), report=silent, watch=_nothing)
+    further = replace(options, work=tmp_path, start=first.path, out=tmp_path / "head")
+    with pytest.raises(ExportError, match=r"checkpoint.pt is of a training with other options"):
+        train_head(further, report=silent, watch=_nothing)
+    assert not (tmp_path / "head").exists()
 
 
 def test_a_head_for_other_tokens_or_layers_is_no_start(options: Options, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from forerun.decoder import Decoder
 from forerun.errors import ExportError
 from forerun_export.bench.prompts import BenchPrompt, read_prompts
 from forerun_export.build import export
+from forerun_export.head_files import TrainedHead
 from forerun_export.heads.acceptance import HeadDrafting, measure
 from forerun_export.heads.answers import Answer, answer, ask
 from forerun_export.heads.beginning import begin, go_on
@@ -20,11 +21,9 @@ from forerun_export.heads.folder import (
     SCHEMA_VERSION,
     TOKENS,
     HeadFigures,
-    HeadFolder,
     HeadRecord,
     HeadTarget,
     HeadTraining,
-    read_head,
     write_head,
 )
 from forerun_export.heads.lessons import lessons
@@ -88,7 +87,7 @@ def train_head(options: Options, *, report: Report, watch: Watch) -> Result:
     Raises ExportError or RequestError for what cannot be trained.
     """
     source = resolve(options.target)
-    start = read_head(options.start) if options.start else None
+    start = TrainedHead.read(options.start) if options.start else None
     options.work.mkdir(parents=True, exist_ok=True)
     texts = _texts(options, start, report)
     teacher = Teacher(source, device=_device(options.device))
@@ -105,9 +104,9 @@ def train_head(options: Options, *, report: Report, watch: Watch) -> Result:
         taught += lessons(teacher, tokens, read, folder, report=report)
 
     def first() -> DraftHead:
-        return go_on(teacher, start) if start else begin(teacher, taught)
+        return go_on(teacher, start.folder) if start else begin(teacher, taught)
 
-    schedule = _schedule(options, texts=len(taught))
+    schedule = _schedule(options, start, texts=len(taught))
     held_out = _held_out(options, texts, teacher, report) or validation
     # Where an earlier training may have learnt any of these prompts, only what is held out by name can be watched.
     watched = held_out[::WATCHED] if start and texts.held_out else validation
@@ -129,7 +128,7 @@ def train_head(options: Options, *, report: Report, watch: Watch) -> Result:
     return Result(options.out, drafts, trained, data)
 
 
-def _schedule(options: Options, *, texts: int) -> Schedule:
+def _schedule(options: Options, start: TrainedHead | None, *, texts: int) -> Schedule:
     steps = options.epochs * -(-texts // options.batch)
     return Schedule(
         steps=steps,
@@ -138,6 +137,7 @@ def _schedule(options: Options, *, texts: int) -> Schedule:
         learning_rate=options.learning_rate,
         evaluate_every=max(1, steps // MEASUREMENTS),
         seed=options.seed,
+        start=start.sha256() if start else "",
     )
 
 
@@ -150,7 +150,7 @@ class _Texts:
     vocabulary_sha256: str
 
 
-def _texts(options: Options, start: HeadFolder | None, report: Report) -> _Texts:
+def _texts(options: Options, start: TrainedHead | None, report: Report) -> _Texts:
     """Everything that is decoded; the engines are let go of behind it."""
     recipe = read_recipe(
         None,
@@ -265,7 +265,7 @@ def _names(paths: Sequence[str]) -> str:
 def _write(
     options: Options,
     source: Source,
-    start: HeadFolder | None,
+    start: TrainedHead | None,
     texts: _Texts,
     teacher: Teacher,
     tokens: torch.Tensor,

@@ -38,7 +38,7 @@ class Schedule:
     one step, which costs less than half and is what the others build on. The learning rate is that of the matrices;
     it rises for a twentieth of the steps and then falls along a half cosine to a tenth. Norms take NORMS_SHARE of it.
     Every `evaluate_every` steps acceptance is measured, and training ends early after `patience` measurements without a
-    better one.
+    better one. `start` names the head that training goes on from, if it does.
     """
 
     steps: int
@@ -52,6 +52,7 @@ class Schedule:
     evaluate_every: int = 100
     patience: int = 5
     seed: int = 0
+    start: str = ""
 
     def depth(self, step: int) -> int:
         """How many steps the head runs on its own outputs, after `step` steps of the optimizer."""
