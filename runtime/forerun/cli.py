@@ -294,7 +294,12 @@ def bench(directory: Path, **options: Any) -> None:
 @click.option(
     "--start", type=click.Path(path_type=Path), help="A head to train further. [default: the target's last layer]"
 )
-@click.option("--held-out", multiple=True, metavar="FILE", help="Prompts to report on. [default: a part of the others]")
+@click.option(
+    "--held-out",
+    multiple=True,
+    metavar="FILE",
+    help="Prompts to report on; with --start, to watch too. [default: a part of the others]",
+)
 @click.option("--work", type=click.Path(path_type=Path), help="Folder of answers and checkpoints. [default: OUT.work]")
 @click.option("--max-new-tokens", type=click.IntRange(min=4), default=160, show_default=True, help="Of each answer.")
 @click.option("--context", type=click.IntRange(min=8), default=1024, show_default=True, help="Of prompt and answer.")
