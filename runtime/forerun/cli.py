@@ -308,7 +308,13 @@ def bench(directory: Path, **options: Any) -> None:
 @click.option("--vocabulary", type=click.IntRange(min=1), default=16384, show_default=True, help="Tokens it proposes.")
 @click.option("--epochs", type=click.IntRange(min=1), default=4, show_default=True, help="Times through all texts.")
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Texts for each step.")
-@click.option("--unrolled", type=click.IntRange(1, 8), default=3, show_default=True, help="Steps on its own outputs.")
+@click.option(
+    "--unrolled",
+    type=click.IntRange(1, 8),
+    default=3,
+    show_default=True,
+    help="Steps that it learns to draft.",
+)
 @click.option("--learning-rate", type=float, default=3e-3, show_default=True, help="At its highest.")
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of prompts, answers and weights."

@@ -13,7 +13,7 @@ from forerun_export.heads.batches import collate, forever
 from forerun_export.heads.beginning import begin
 from forerun_export.heads.features import Example, cache_features
 from forerun_export.heads.lessons import Lesson, lessons, mean_rows
-from forerun_export.heads.losses import cross_entropy
+from forerun_export.heads.losses import cross_entropy, sharper
 from forerun_export.heads.module import DraftHead, rms
 from forerun_export.heads.other_drafts import LayersOutDrafting, NgramDrafting
 from forerun_export.heads.pipeline import split
@@ -136,6 +136,32 @@ def test_the_loss_is_the_cross_entropy_of_both_laws_and_so_is_its_gradient() -> 
     assert torch.allclose(found, expected, atol=1e-5)
     gradients = [torch.autograd.grad((losses * weights).sum(), hidden)[0] for losses in (found, expected)]
     assert torch.allclose(*gradients, atol=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_share_of_what_is_learnt_is_the_targets_likeliest_token(share: float) -> None:
+    torch.manual_seed(0)
+    final, head = torch.randn(300, 8), torch.randn(20, 8)
+    laws = (final @ head.T).softmax(-1)
+    likeliest = torch.nn.functional.one_hot(laws.argmax(-1), 20)
+    moved = (1 - share) * laws + share * likeliest
+    assert torch.allclose(sharper(laws @ head, final, head, share=share), moved @ head, atol=1e-5)
+
+
+def test_the_share_of_the_schedule_is_learnt_of_the_token_behind_each_entry(teacher: Teacher, tmp_path: Path) -> None:
+    taught, examples = random_lessons(teacher, TOKENS, tmp_path)
+    batch, rows = collate(taught[4:7]), teacher.head[TOKENS]
+    entries = batch.entries(0)
+    laws = (teacher.final(batch.hidden[:, 1:-1][entries]) @ rows.T).softmax(-1)
+
+    def aims(share: float) -> torch.Tensor:
+        schedule = replace(SCHEDULE, greedy_share=share)
+        return _trainer(teacher, taught[4:], examples[:4], schedule, tmp_path)._aims(batch)[entries].float()
+
+    assert torch.allclose(aims(0.0), laws @ rows, atol=2e-2)
+    learnt = torch.cdist(aims(1.0), rows).argmin(-1)
+    # In bfloat16 two tokens may be level.
+    assert (laws.gather(1, learnt[:, None])[:, 0] > 0.95 * laws.amax(-1)).all()
 
 
 def test_mean_rows_are_those_of_the_targets_laws_and_computed_once(teacher: Teacher, tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ One decoder layer that reads the target's hidden states behind layers {layers} a
   {passages}{data.learnt_tokens:,} tokens are learnt, those of prompts among them.
 * **Candidates**: those of the largest expected counts; {data.coverage:.1%} of the tokens of held-out answers are such.
 * **Training**: {steps:,} steps over {tokens:,} tokens (repeats counted), {training.unrolled}
-  steps deep on the head's own outputs; seed {training.seed}.
-* **Licence**: Apache-2.0, as the target.
+  drafting steps deep, all but the first on the head's own outputs; seed {training.seed}.
+* **Licence**: the target's.
 
 ## Held-out prompts
 

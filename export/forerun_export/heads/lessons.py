@@ -5,7 +5,7 @@ their rows of the target's head:
 
     -sum_x p(x) log softmax(W a)(x) = log sum_x exp(W_x a) - m a,    m = sum_x p(x) W_x
 
-So a law enters by its mean row m alone. These are computed once, and training makes no logits of the target.
+So a law enters by its mean row m alone. These are computed once, in float32.
 """
 
 import hashlib

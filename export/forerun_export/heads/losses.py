@@ -42,3 +42,14 @@ def cross_entropy(hidden: Tensor, head: Tensor, mean_rows: Tensor) -> Tensor:
     """See `MeanRowCrossEntropy`."""
     losses: Tensor = MeanRowCrossEntropy.apply(hidden, head, mean_rows)  # type: ignore[no-untyped-call]
     return losses
+
+
+@torch.no_grad()
+def sharper(mean_rows: Tensor, final: Tensor, head: Tensor, *, share: float) -> Tensor:
+    """Mean rows [N,h] of the target's laws, after `share` of each was moved to its likeliest token of W's.
+
+    `mean_rows` [N,h] are those of its own laws softmax(W f), `final` [N,h] its f, `head` the W [n,h]. Logits are of the
+    type of `head`: of two that are level in bfloat16 either may count as the likelier.
+    """
+    likeliest = [(rows.to(head.dtype) @ head.T).argmax(-1) for rows in torch.split(final, _ROWS)]
+    return torch.lerp(mean_rows.float(), head[torch.cat(likeliest)].float(), share).to(mean_rows.dtype)

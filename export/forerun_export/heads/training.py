@@ -1,6 +1,9 @@
 """Training a draft head: its own outputs unrolled for several steps against the target's law.
 
-Its matrices are trained by Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon), its norms by AdamW.
+That law is taken sharper than it is, a share of it moved to its likeliest token. Greedy rounds live by that one, and
+a head too small to follow a law everywhere gains more of sum min(p, q) at its peak than in its width.
+
+Matrices are trained by Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon), norms by AdamW.
 """
 
 import contextlib
@@ -21,7 +24,7 @@ from forerun_export.heads.batches import Batch, collate, forever
 from forerun_export.heads.features import Example
 from forerun_export.heads.folder import HeadFigures
 from forerun_export.heads.lessons import Lesson
-from forerun_export.heads.losses import cross_entropy
+from forerun_export.heads.losses import cross_entropy, sharper
 from forerun_export.heads.module import DraftHead
 from forerun_export.heads.teacher import Teacher
 
@@ -34,11 +37,13 @@ class Schedule:
     """How a head is trained.
 
     `steps` of the optimizers, each on `batch` texts. From `deep_from` (a share of the steps) on, the head runs
-    `unrolled` steps on its own outputs, the loss of each weighing `falling` times that of the one before; until then
-    one step, which costs less than half and is what the others build on. The learning rate is that of the matrices;
-    it rises for a twentieth of the steps and then falls along a half cosine to a tenth. Norms take NORMS_SHARE of it.
-    Every `evaluate_every` steps acceptance is measured, and training ends early after `patience` measurements without a
-    better one. `start` names the head that training goes on from, if it does.
+    `unrolled` drafting steps, all but the first on its own outputs, the loss of each weighing `falling` times that of
+    the one before; until then one step, which costs less than half and is what the others build on. `greedy_share` of
+    what is learnt is the token that the target's law over the head's tokens has as its likeliest, the rest that law.
+    The learning rate is that of the matrices; it rises for a twentieth of the steps and then falls along a half cosine
+    to a tenth. Norms take NORMS_SHARE of it. Every `evaluate_every` steps acceptance is measured, and training ends
+    early after `patience` measurements without a better one. `start` names the head that training goes on from, if it
+    does.
     """
 
     steps: int
@@ -46,6 +51,7 @@ class Schedule:
     unrolled: int = 3
     deep_from: float = 0.7
     falling: float = 0.8
+    greedy_share: float = 0.5
     learning_rate: float = 3e-3
     weight_decay: float = 0.01
     largest_gradient: float = 1.0
@@ -55,7 +61,7 @@ class Schedule:
     start: str = ""
 
     def depth(self, step: int) -> int:
-        """How many steps the head runs on its own outputs, after `step` steps of the optimizer."""
+        """How many drafting steps the head runs, after `step` steps of the optimizer."""
         return self.unrolled if step >= self.deep_from * self.steps else 1
 
     def rate(self, step: int) -> float:
@@ -177,8 +183,8 @@ class Trainer:
         return float(losses[0].detach()), torch.autograd.grad(loss, self._weights)
 
     def _losses(self, batch: Batch) -> Iterator[Tensor]:
-        """Of each unrolled step, the mean cross-entropy of the target's law over the head's tokens."""
-        first, mean_rows = batch.first, batch.mean_rows[:, 1:-1]
+        """Of each unrolled step, the mean cross-entropy of the sharper law over the head's tokens."""
+        first, aims = batch.first, self._aims(batch)
         embeddings = self._teacher.embedding[batch.tokens[:, 1:-1]]
         depth = self._schedule.depth(self._step)
         outputs = self.head.unroll(batch.hidden[:, :-2].float(), embeddings, steps=depth, first=first)
@@ -186,7 +192,14 @@ class Trainer:
             entries = batch.entries(step)
             a = self.head.norm(output[entries[:, first if step else 0 :]]).bfloat16()
             if len(a):  # a text of two tokens has no third step
-                yield cross_entropy(a, self._rows, mean_rows[entries]).mean()
+                yield cross_entropy(a, self._rows, aims[entries]).mean()
+
+    def _aims(self, batch: Batch) -> Tensor:
+        """The mean rows [B,T-2,h] of what entries are to learn."""
+        aims, entries = batch.mean_rows[:, 1:-1].clone(), batch.entries(0)
+        final = self._teacher.final(batch.hidden[:, 1:-1][entries])
+        aims[entries] = sharper(aims[entries], final, self._rows, share=self._schedule.greedy_share)
+        return aims
 
     def _measure(self) -> Progress:
         schedule = self._schedule
