@@ -61,6 +61,12 @@ def test_files_follow_one_another_and_empty_lines_are_none(tmp_path: Path) -> No
     assert [one.text for one in read_prompts([first, str(tmp_path / "b.jsonl")])] == ["1", "2"]
 
 
+def test_a_prompt_may_hold_any_end_of_line(tmp_path: Path) -> None:
+    text = "one\u2028two\x85three\x0cfour"
+    (tmp_path / "asked.jsonl").write_text(json.dumps({"prompt": text}, ensure_ascii=False) + "\r\n", newline="")
+    assert [prompt.text for prompt in read_prompts([str(tmp_path / "asked.jsonl")])] == [text]
+
+
 def test_a_limit_takes_from_all_of_each_category(tmp_path: Path) -> None:
     entries = [{"prompt": f"{c}{n}", "category": c} for c in "ab" for n in range(10)] + [
         {"prompt": "c", "category": "c"}

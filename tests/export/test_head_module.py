@@ -1,6 +1,7 @@
 """The draft head in PyTorch: its unrolled steps, and the folder that it is kept in."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -149,4 +150,23 @@ def test_folders_that_hold_no_head_say_what_is_wrong(tmp_path: Path) -> None:
     (path / "head.json").write_text(json.dumps(record))
     (path / "head.safetensors").write_bytes((path / "head.safetensors").read_bytes()[:-100])
     with pytest.raises(ExportError, match="is damaged"):
+        read_head(path)
+
+
+def test_a_head_that_was_half_replaced_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New tensors with the record of the old ones would tell the wrong figures."""
+    head = DraftHead(load_eager(resolve(str(tiny_llama(tmp_path / "target")))))
+    path = tmp_path / "head"
+    write_head(path, _record(), _tensors(head), "")
+    replace = os.replace
+
+    def killed(source: Path, target: Path) -> None:
+        if target.name == "README.md":
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_head(path, _record(), _tensors(head), "")
+    with pytest.raises(ExportError, match=r"holds no draft head: .*head\.json"):
         read_head(path)

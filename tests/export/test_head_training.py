@@ -1,5 +1,6 @@
 """Training of draft heads: seeds, resuming, what counts in the loss, and what is measured."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from forerun_export.heads.losses import cross_entropy, sharper
 from forerun_export.heads.module import DraftHead, rms
 from forerun_export.heads.other_drafts import LayersOutDrafting, NgramDrafting
 from forerun_export.heads.pipeline import split
+from forerun_export.heads.row_file import RowFile
 from forerun_export.heads.teacher import Teacher
 from forerun_export.heads.training import Schedule, Trained, Trainer
 from forerun_export.heads.vocabulary import candidates, coverage, expected_counts
@@ -82,6 +84,21 @@ def test_a_checkpoint_of_other_options_or_a_damaged_one_is_refused(teacher: Teac
         _train(teacher, tmp_path)
 
 
+def test_a_checkpoint_of_other_texts_or_candidates_is_refused(teacher: Teacher, tmp_path: Path) -> None:
+    taught, examples = random_lessons(teacher, TOKENS, tmp_path)
+    _trainer(teacher, taught[4:], examples[:4], SCHEDULE, tmp_path).run(lambda *_: None)
+    others = {
+        "fewer texts": lambda: _trainer(teacher, taught[5:], examples[:4], SCHEDULE, tmp_path),
+        "others watched": lambda: _trainer(teacher, taught[4:], examples[1:4], SCHEDULE, tmp_path),
+        "other candidates": lambda: Trainer(
+            teacher, TOKENS[:99], taught[4:], examples[:4], SCHEDULE, tmp_path, lambda: begin(teacher, taught)
+        ),
+    }
+    for name, other in others.items():
+        with pytest.raises(ExportError, match="of a training with other options or texts"):
+            pytest.fail(f"{name}: {other()}")
+
+
 def test_training_ends_early_when_held_out_acceptance_no_longer_grows(teacher: Teacher, tmp_path: Path) -> None:
     hopeless = replace(SCHEDULE, steps=400, learning_rate=0.0, patience=2)
     trained = _train(teacher, tmp_path, schedule=hopeless)
@@ -117,14 +134,14 @@ def test_prompts_that_have_nothing_in_common_are_learnt_from_the_third_token_on(
 def test_batches_depend_on_seed_and_epoch_alone(teacher: Teacher, tmp_path: Path) -> None:
     taught, _ = random_lessons(teacher, TOKENS, tmp_path)
 
-    def numbers(seed: int, skip: int) -> list[list[int]]:
+    def keys(seed: int, skip: int) -> list[list[str]]:
         following = forever(taught, batch=5, seed=seed, skip=skip)
-        return [[one.example.number for one in next(following)] for _ in range(7)]
+        return [[one.example.key for one in next(following)] for _ in range(7)]
 
-    assert numbers(1, 4)[:3] == numbers(1, 0)[4:]
-    assert numbers(1, 0) != numbers(2, 0)
-    epoch = [number for group in numbers(1, 0)[:3] for number in group]
-    assert sorted(epoch) == list(range(12))
+    assert keys(1, 4)[:3] == keys(1, 0)[4:]
+    assert keys(1, 0) != keys(2, 0)
+    epoch = [key for group in keys(1, 0)[:3] for key in group]
+    assert sorted(epoch) == sorted(one.example.key for one in taught)
 
 
 def test_the_loss_is_the_cross_entropy_of_both_laws_and_so_is_its_gradient() -> None:
@@ -186,6 +203,16 @@ def test_mean_rows_of_other_candidates_are_made_anew(teacher: Teacher, tmp_path:
     assert torch.equal(fewer[0].mean_rows, mean_rows(teacher, TOKENS[:50], examples[0].hidden, since=1))
 
 
+def test_mean_rows_that_begin_later_are_no_others_mean_rows(teacher: Teacher, tmp_path: Path) -> None:
+    """With prompts that have more in common, less of them is learnt: zeros stand there."""
+    alike = [replace(one, prompt=(9, 8, 7, 6, *one.prompt)) for one in random_answers(4)]
+    late = lessons(teacher, TOKENS, cache_features(teacher, alike, tmp_path), tmp_path)
+    both = cache_features(teacher, [*alike, *random_answers(2, seed=1)], tmp_path)
+    early = lessons(teacher, TOKENS, both, tmp_path)
+    assert late[0].since > early[0].since
+    assert early[0].mean_rows[early[0].since - 1 :].any(1).all()
+
+
 def test_hidden_states_are_computed_once_and_give_the_targets_own_logits(teacher: Teacher, tmp_path: Path) -> None:
     answers = random_answers(6)
     cache_features(teacher, answers[:4], tmp_path)
@@ -198,12 +225,57 @@ def test_hidden_states_are_computed_once_and_give_the_targets_own_logits(teacher
         assert (found - expected).abs().max() < 0.05 * expected.abs().max()  # bfloat16 has 8 bits
 
 
-def test_hidden_states_of_other_answers_are_refused(teacher: Teacher, tmp_path: Path) -> None:
+def test_hidden_states_are_found_by_the_tokens_that_they_are_of(teacher: Teacher, tmp_path: Path) -> None:
+    """Whatever number or kind a text has: other options number other texts."""
     answers = random_answers(3)
-    cache_features(teacher, answers, tmp_path)
-    changed = [replace(answers[0], answer=(1, 2)), *answers[1:]]
-    with pytest.raises(ExportError, match="belongs to other answers; remove it"):
-        cache_features(teacher, changed, tmp_path)
+    first = cache_features(teacher, answers, tmp_path)
+    data = (tmp_path / "hidden.f16").read_bytes()
+    turned = cache_features(teacher, [replace(one, number=2 - one.number) for one in reversed(answers)], tmp_path)
+    assert all(torch.equal(one.hidden, same.hidden) for one, same in zip(first, reversed(turned), strict=True))
+    assert (tmp_path / "hidden.f16").read_bytes() == data
+    (other,) = cache_features(teacher, [replace(answers[0], answer=(1, 2))], tmp_path)
+    assert len(other.hidden) == len(answers[0].prompt) + 2
+
+
+def test_texts_however_many_take_one_open_file(teacher: Teacher, tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    examples = random_examples(teacher, tmp_path, 40)
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert len(examples) == 40
+
+
+class TestRowFiles:
+    """Rows on disk."""
+
+    ROWS = torch.arange(6).reshape(3, 2).half()
+
+    def test_what_a_killed_run_left_half_written_is_cut_off(self, tmp_path: Path) -> None:
+        index = tmp_path / "rows.jsonl"
+        RowFile(tmp_path, "rows", 2).add("a", self.ROWS)
+        whole = index.read_text()
+        for left in (1, len(whole) // 2, len(whole) - 1):
+            RowFile(tmp_path, "rows", 2).add("b", self.ROWS + 9)
+            index.write_text(whole + index.read_text().removeprefix(whole)[:left])
+            again = RowFile(tmp_path, "rows", 2)
+            assert "b" not in again
+            again.add("c", self.ROWS + 5)
+            again = RowFile(tmp_path, "rows", 2)
+            assert torch.equal(again.read("c"), self.ROWS + 5)
+            assert torch.equal(again.read("a"), self.ROWS)
+            index.write_text(whole)
+
+    @pytest.mark.parametrize("index", ['{"text": "a"}\n', "{]\n", '[]\n{"text": "a", "row": 0, "rows": 3}\n'])
+    def test_an_index_of_something_else_is_refused(self, tmp_path: Path, index: str) -> None:
+        RowFile(tmp_path, "rows", 2).add("a", self.ROWS)
+        (tmp_path / "rows.jsonl").write_text(index)
+        with pytest.raises(ExportError, match=r"rows\.jsonl .*remove"):
+            RowFile(tmp_path, "rows", 2)
+
+    def test_rows_that_are_no_longer_there_are_missed(self, tmp_path: Path) -> None:
+        RowFile(tmp_path, "rows", 2).add("a", self.ROWS)
+        (tmp_path / "rows.f16").write_bytes(b"")
+        with pytest.raises(ExportError, match=r"does not fit rows\.f16; remove both"):
+            RowFile(tmp_path, "rows", 2)
 
 
 class TestMeasures:
@@ -229,6 +301,23 @@ class TestMeasures:
                 best = int(TOKENS[(head.norm(output[0, at - bool(step)]) @ teacher.head[TOKENS].T).argmax()])
                 assert bool(found[step, place]) == (best == int(law[place + step].argmax())), (step, place)
         assert found[1, -1].isnan()
+
+    @torch.no_grad()
+    def test_an_overlap_is_the_probability_that_a_drawn_token_is_accepted(
+        self, teacher: Teacher, tmp_path: Path
+    ) -> None:
+        head = DraftHead(teacher.model)
+        example = next(one for one in random_examples(teacher, tmp_path) if one.temperature == 1)
+        found = HeadDrafting(head, teacher, TOKENS)(example, 2)
+        p = (teacher.final(example.hidden) @ teacher.head.T)[example.begins - 1 : -1].softmax(-1)
+        embeddings = teacher.embedding[example.tokens[1:]][None]
+        a = head.unroll(example.hidden.float()[None, :-1], embeddings, steps=2)
+        for step, output in enumerate(a):
+            for place in range(len(p) - step):
+                at = example.begins - 2 + place + step
+                q = torch.zeros(len(teacher.head))
+                q[TOKENS] = (head.norm(output[0, at - bool(step)]) @ teacher.head[TOKENS].T).softmax(-1)
+                assert found[step, place] == pytest.approx(float(torch.minimum(p[place + step], q).sum()), abs=1e-4)
 
     def test_tokens_a_call_walks_the_text_as_it_is_decoded(self) -> None:
         matches = torch.tensor([[1, 0, 1, 1, 0, 1], [1, 1, 0, 1, 1, torch.nan]])

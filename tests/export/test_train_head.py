@@ -6,26 +6,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from click.testing import CliRunner
 
 from forerun.cli import main
+from forerun.decoder import Decoder
 from forerun.errors import ExportError, RequestError
 from forerun.tokenizer import Tokenizer
-from forerun_export.bench.prompts import BenchPrompt
+from forerun_export.bench.prompts import BenchPrompt, read_prompts
 from forerun_export.heads.answers import read_answers
 from forerun_export.heads.command import command_line
 from forerun_export.heads.folder import read_head, write_head
-from forerun_export.heads.passages import digest, passages, read_texts
+from forerun_export.heads.json_lines import append_line
+from forerun_export.heads.passages import passages, read_texts
 from forerun_export.heads.pipeline import Options, train_head
 from forerun_export.heads.prompts import code_prompts, interleaved, is_question, opening
 from forerun_export.heads.training import Progress, Schedule
 from forerun_export.progress import silent
-from helpers.checkpoints import tiny_llama
+from helpers.checkpoints import VOCABULARY_SIZE, save_checkpoint, tiny_llama
 from helpers.small_tokenizers import byte_level
 
 
 def _nothing(*_: Any) -> None:
     """Watches nothing."""
+
+
+def _never(*_: Any) -> None:
+    pytest.fail("trained again")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +68,7 @@ def test_a_head_is_trained_and_a_second_run_does_nothing_again(options: Options)
     assert card.startswith(f"# Draft head for {Path(options.target).name}\n")
     assert "| n-gram |" in card
     assert "to the prompts of asked.jsonl.\n  And 3 passages of notes. " in card
-    again = train_head(options, report=silent, watch=_nothing)
+    again = train_head(options, report=silent, watch=_never)
     assert again.trained.steps == result.trained.steps
     assert (options.work / "answers.jsonl").read_bytes() == answers
     for name, array in read_head(options.out).tensors.items():
@@ -148,9 +155,73 @@ def test_a_line_that_a_killed_run_left_half_written_is_dropped(tmp_path: Path) -
     path = tmp_path / "answers.jsonl"
     path.write_text(json.dumps(entry) + "\n" + json.dumps(entry)[:20])
     assert [one.number for one in read_answers(path)] == [3]
+    append_line(path, entry | {"number": 4, "kind": "ends of lines: \u2028 \x85 \u2029"})
+    assert [one.number for one in read_answers(path)] == [3, 4]
     path.write_text('{"number": 3}\n')
     with pytest.raises(ExportError, match="holds no answers"):
         read_answers(path)
+    path.write_text("{]\n")
+    with pytest.raises(ExportError, match=r"answers.jsonl is damaged .*; remove it"):
+        read_answers(path)
+
+
+def test_other_prompts_get_answers_of_their_own(options: Options, tmp_path: Path) -> None:
+    """A prompt that is held out now shifts the numbers of those behind it, and is learnt no more."""
+    changed = replace(options, work=tmp_path / "work", out=tmp_path / "head", epochs=1)
+    train_head(changed, report=silent, watch=_nothing)
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text(Path(options.prompts[0]).read_text().splitlines()[2] + "\n")
+    (changed.work / "checkpoint.pt").unlink()
+    result = train_head(replace(changed, held_out=[str(held_out)]), report=silent, watch=_nothing)
+    last = {one.number: one.prompt for one in read_answers(changed.work / "answers.jsonl")}
+    prompts = [prompt for number, prompt in enumerate(read_prompts(options.prompts)) if number != 2]
+    with Decoder(changed.work / "engine", load_draft=False) as decoder:
+        assert [last[number] for number in range(11)] == [prompt.tokens(decoder.tokenizer) for prompt in prompts]
+    assert result.data.answers == 11 - 2
+
+
+@pytest.mark.parametrize("change", [{"seed": 7}, {"max_new_tokens": 9}, {"answer_precision": "int8"}, {"target": ""}])
+def test_a_work_folder_of_other_answers_is_refused(options: Options, tmp_path: Path, change: dict[str, Any]) -> None:
+    train_head(options, report=silent, watch=_nothing)
+    if "target" in change:
+        change = {"target": str(tiny_llama(tmp_path / "target", seed=5))}
+    with pytest.raises(ExportError, match=r"is of a training with .*; give another --work, or remove it"):
+        train_head(replace(options, **change), report=silent, watch=_never)
+
+
+def test_a_folder_of_something_else_is_no_work_folder(options: Options, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("...")
+    with pytest.raises(ExportError, match=r"it holds thesis\.tex; give another --work"):
+        train_head(replace(options, work=tmp_path), report=silent, watch=_never)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_prompts_that_are_too_long_are_told_of(options: Options, tmp_path: Path) -> None:
+    prompts = tmp_path / "some.jsonl"
+    prompts.write_text(Path(options.prompts[0]).read_text() + json.dumps({"prompt": "word " * 300}) + "\n")
+    told: list[str] = []
+    short = replace(options, prompts=[str(prompts)], work=tmp_path / "work", out=tmp_path / "head", epochs=1)
+    train_head(short, report=lambda step, *_: told.append(step), watch=_nothing)
+    assert "leaving out 1 prompts that are too long for --context" in told
+    with pytest.raises(ExportError, match="no prompt leaves room for 250 tokens in a context of 256; lower"):
+        train_head(replace(options, work=tmp_path / "other", max_new_tokens=250), report=silent, watch=_never)
+
+
+def test_a_target_whose_logits_no_head_can_make_is_refused_before_any_work(tmp_path: Path, options: Options) -> None:
+    sizes = {"vocab_size": VOCABULARY_SIZE, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    gemma = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**sizes, **heads))
+    gpt = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=VOCABULARY_SIZE, n_embd=64, n_layer=3, n_head=4)
+    )
+    for name, model, says in (
+        ("gemma2", gemma, "a gemma2 makes its logits in another way"),
+        ("gpt2", gpt, "a gpt2 does not end in decoder layers and an RMSNorm"),
+    ):
+        target = save_checkpoint(model, tmp_path / name, seed=0)
+        with pytest.raises(ExportError, match=says):
+            train_head(replace(options, target=str(target), work=tmp_path / "work"), report=silent, watch=_never)
+        assert not (tmp_path / "work").exists()
 
 
 REFUSED = {
@@ -158,6 +229,12 @@ REFUSED = {
     "no such prompts": ({"prompts": ("missing.jsonl",)}, RequestError, "cannot read the prompts missing.jsonl"),
     "no such text": ({"text": ("missing.txt",)}, ExportError, r"missing.txt cannot be read \(No such file"),
     "no such start": ({"start": Path("missing-head")}, ExportError, "missing-head holds no draft head: "),
+    "no such device": ({"device": "gpu"}, ExportError, "--device gpu: no such device; use auto, cpu or cuda"),
+    "no device to train on": ({"device": "meta"}, ExportError, "--device meta: heads train on cpu or cuda"),
+    "no such GPU": ({"device": "cuda:99"}, ExportError, "--device cuda:99: PyTorch sees no such GPU here; use cpu"),
+    "a file as folder": ({"out": Path(__file__)}, ExportError, "test_train_head.py is a file; give a folder"),
+    "a file above": ({"out": Path(__file__) / "head"}, ExportError, "test_train_head.py is a file; give a folder"),
+    "more code than there is": ({"code_prompts": 10**6}, ExportError, "ask for no more --code-prompts"),
     "no such target": ({"target": "missing.gguf"}, ExportError, "missing.gguf does not exist"),
 }
 
@@ -197,6 +274,10 @@ def test_code_prompts_are_chosen_by_seed_and_begin_every_other_answer(tmp_path: 
     assert [bool(prompt.begun) for prompt in prompts] == [False, True] * 3
     everything = code_prompts(99, seed=1, folder=tmp_path)
     assert len(everything) == 20
+    (tmp_path / "feeds.py").write_text("x = 1\n\x0c\n" + functions[0].replace("f0", "after_a_form_feed"))
+    more = code_prompts(99, seed=1, folder=tmp_path)
+    assert len(more) == 21
+    assert any("def after_a_form_feed(x):\n" in prompt.text + prompt.begun for prompt in more)
     assert all("return" not in prompt.text for prompt in everything)
     assert all(prompt.begun.endswith(f'{sentence}"""\n') for prompt in everything if prompt.begun)
 
@@ -224,10 +305,6 @@ class TestPassages:
         assert len(set(some)) == 5
         assert some == self._passages(*texts, limit=5, seed=1)
         assert some != self._passages(*texts, limit=5, seed=2)
-
-    def test_other_passages_have_another_name(self) -> None:
-        one, other = (passages([text * 40], self.TOKENIZER, limit=9, seed=0) for text in ("a", "b"))
-        assert digest(one) == digest(list(one)) != digest(other)
 
     def test_folders_are_read_whole_but_for_what_is_no_text(self, tmp_path: Path) -> None:
         (tmp_path / "inner").mkdir()

@@ -86,7 +86,7 @@ def _read(path: Path) -> Iterator[BenchPrompt]:
         if text.strip():
             yield BenchPrompt("text", text.strip())
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # JSON strings may hold other ends of lines
         if line.strip():
             yield from _of_line(line, f"{path}, line {number}", default_category=path.name.partition(".")[0])
 

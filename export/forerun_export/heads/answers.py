@@ -4,9 +4,8 @@ Everything is kept in files of JSON lines that grow as texts end: a run that is 
 """
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from forerun.decoder import Decoder, Generation
 from forerun.errors import ExportError
 from forerun.request import Request
 from forerun_export.bench.prompts import BenchPrompt
+from forerun_export.heads.json_lines import append_line, read_lines
 from forerun_export.heads.prompts import CHAT, SYSTEM_LINES, is_question, opening
 from forerun_export.progress import Report, silent
 
@@ -41,7 +41,7 @@ def ask(decoder: Decoder, count: int, path: Path, *, seed: int, report: Report =
     Its chat template up to the user's message is all that it is given (Xu et al. 2406.08464), with some system lines
     for variety. A message counts if the target ended it, and `is_question` holds.
     """
-    attempts = {int(entry["number"]): entry["text"] for entry in _read(path)}
+    attempts = {int(entry["number"]): entry["text"] for entry in read_lines(path)}
     openings = _openings(decoder)
     numbers = range(4 * count)
     while len(kept := _different(attempts)) < count:
@@ -56,7 +56,7 @@ def ask(decoder: Decoder, count: int, path: Path, *, seed: int, report: Report =
         for number, generation in _decode(decoder, requests):
             text = generation.text.strip() if generation.finish_reason == "stop" else ""
             attempts[number] = text
-            _append(path, {"number": number, "text": text})
+            append_line(path, {"number": number, "text": text})
             report("Asking questions", min(len(_different(attempts)), count), count)
     return [BenchPrompt(CHAT, text) for text in kept[:count]]
 
@@ -73,30 +73,46 @@ def answer(
     """What the target says to each prompt: greedily to every other pair, else at temperature 1; kept at `path`.
 
     Those that need the fewest cache slots come first: attention pays for the slots of the longest text of a batch.
+    Prompts that leave no room for an answer are left out. Raises ExportError if all do.
     """
-    done = {entry.number for entry in read_answers(path)}
+    tokens = [prompt.tokens(decoder.tokenizer) for prompt in prompts]
+    fitting = _fitting(tokens, max_new_tokens, decoder.manifest.limits.context, report)
+    found = {
+        one.number: replace(one, kind=prompts[one.number].category)
+        for one in read_answers(path)
+        if one.number in fitting and one.prompt == tokens[one.number]  # other options number other prompts
+    }
+    lacking = [number for number in fitting if number not in found]
 
     def requests() -> Iterator[tuple[int, Request]]:
-        tokenized = {number: prompt.tokens(decoder.tokenizer) for number, prompt in enumerate(prompts)}
-        for number, tokens in sorted(tokenized.items(), key=lambda item: _capacity(len(item[1]) + max_new_tokens)):
-            if number in done or len(tokens) + max_new_tokens > decoder.manifest.limits.context:
-                continue
+        for number in sorted(lacking, key=lambda number: _capacity(len(tokens[number]) + max_new_tokens)):
             controls = Controls(
                 temperature=_temperature(number),
                 max_new_tokens=max_new_tokens,
                 seed=seed * _SEEDS_A_RUN + number,
                 draft="none",
             )
-            yield number, Request(tokens, controls)
+            yield number, Request(tokens[number], controls)
 
     for number, generation in _decode(decoder, requests()):
-        prompt = prompts[number]
-        entry = {"number": number, "kind": prompt.category, "temperature": _temperature(number)}
-        entry |= {"prompt": prompt.tokens(decoder.tokenizer), "answer": generation.token_ids}
-        _append(path, entry)
-        done.add(number)
-        report("Answering", len(done), len(prompts))
-    return read_answers(path)
+        kind, drawn = prompts[number].category, tuple(generation.token_ids)
+        found[number] = Answer(number, kind, _temperature(number), tokens[number], drawn)
+        append_line(path, asdict(found[number]))
+        report("Answering", len(found), len(fitting))
+    return [found[number] for number in fitting]
+
+
+def _fitting(prompts: Sequence[Sequence[int]], max_new_tokens: int, context: int, report: Report) -> list[int]:
+    """Numbers of the prompts that leave room for an answer."""
+    fitting = [number for number, tokens in enumerate(prompts) if len(tokens) + max_new_tokens <= context]
+    if prompts and not fitting:
+        raise ExportError(
+            f"no prompt leaves room for {max_new_tokens} tokens in a context of {context}; "
+            "lower --max-new-tokens, raise --context or give shorter prompts"
+        )
+    if left_out := len(prompts) - len(fitting):
+        report(f"leaving out {left_out:,} prompts that are too long for --context")
+    return fitting
 
 
 def _capacity(tokens: int) -> int:
@@ -108,7 +124,7 @@ def _temperature(number: int) -> float:
 
 
 def read_answers(path: Path) -> list[Answer]:
-    """The answers that are there, by number. Raises ExportError for a file that holds something else."""
+    """The answers that are there; of a number's, the last counts. Raises ExportError for a file of something else."""
     try:
         found = [
             Answer(
@@ -118,7 +134,7 @@ def read_answers(path: Path) -> list[Answer]:
                 tuple(entry["prompt"]),
                 tuple(entry["answer"]),
             )
-            for entry in _read(path)
+            for entry in read_lines(path)
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise ExportError(f"{path} holds no answers ({error!r}); remove it, and they are made again") from error
@@ -155,19 +171,3 @@ def _different(attempts: Mapping[int, str]) -> list[str]:
     ended = itertools.takewhile(lambda number: number in attempts, itertools.count())
     texts = (attempts[number] for number in ended)
     return list(dict.fromkeys(text for text in texts if is_question(text)))
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    """Entries of a file of JSON lines; a last line that a killed run left half-written is dropped."""
-    if not path.exists():
-        return []
-    text = path.read_text("utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole, "utf-8")
-    return [json.loads(line) for line in whole.splitlines()]
-
-
-def _append(path: Path, entry: Mapping[str, object]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(entry, ensure_ascii=False) + "\n")

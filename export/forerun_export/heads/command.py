@@ -21,7 +21,7 @@ _UNTOLD = ("target", "command", "work", "device")
 
 def run(target: str, *, work: Path | None, as_json: bool, **given: Any) -> None:
     """Train, and print what came of it. See `forerun train-head --help`."""
-    out: Path = given["out"]
+    out: Path = given["out"].absolute()
     options = Options(
         target=target,
         work=work if work is not None else out.with_name(f"{out.name}.work"),

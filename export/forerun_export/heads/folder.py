@@ -110,7 +110,7 @@ class HeadFolder:
 
 
 def write_head(path: Path, record: HeadRecord, tensors: Arrays, card: str) -> None:
-    """Write the folder; each file takes its place whole, the record last."""
+    """Write the folder. Its record goes first and comes last: without one it is no head, never one of mixed files."""
     check_tensors(path, record, tensors)
     path.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, npt.NDArray[Any]] = {
@@ -122,9 +122,10 @@ def write_head(path: Path, record: HeadRecord, tensors: Arrays, card: str) -> No
         RECORD_NAME: (json.dumps(unparse(record), indent=2) + "\n").encode(),
     }
     for name, data in files.items():
-        temporary = path / f".{name}.part"
-        temporary.write_bytes(data)
-        os.replace(temporary, path / name)
+        (path / f".{name}.part").write_bytes(data)
+    (path / RECORD_NAME).unlink(missing_ok=True)
+    for name in files:
+        os.replace(path / f".{name}.part", path / name)
 
 
 def _type_of(name: str) -> type:

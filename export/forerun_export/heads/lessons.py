@@ -43,16 +43,16 @@ def lessons(
     Prompts are learnt as well as answers, from where they differ: what all have in common is the chat template's.
     """
     since = max(2, _common([one.tokens[: one.begins].tolist() for one in examples]))  # 2: the first entry's token
-    name = hashlib.sha256(tokens.cpu().int().numpy().tobytes()).hexdigest()[:8]
-    rows = RowFile(folder, f"mean-rows-{name}", teacher.hidden_size)
-    lacking = [one for one in examples if one.number not in rows]
+    head = hashlib.sha256(tokens.cpu().int().numpy().tobytes()).hexdigest()[:8]
+    rows = RowFile(folder, f"mean-rows-{head}-{since}", teacher.hidden_size)
+    lacking = [one for one in examples if one.key not in rows]
     size = sum(len(one.tokens) for one in lacking) * teacher.hidden_size * BYTES
     require_space(folder, size, other_place="use another --work")
     for done, one in enumerate(lacking, len(examples) - len(lacking) + 1):
-        rows.add(one.number, mean_rows(teacher, tokens, one.hidden, since=since - 1))
+        rows.add(one.key, mean_rows(teacher, tokens, one.hidden, since=since - 1))
         if done % 64 == 0 or done == len(examples):
             report("Reading laws", done, len(examples))
-    return [Lesson(one, rows.read(one.number, len(one.tokens)), since) for one in examples]
+    return [Lesson(one, rows.read(one.key), since) for one in examples]
 
 
 @torch.no_grad()

@@ -155,11 +155,14 @@ def feature_layers(layers: int) -> tuple[int, int, int]:
 
 
 def epsilon_of(target: Any) -> float:
-    """The epsilon of the target's norms. Raises ExportError if its final norm is no RMSNorm."""
-    norm = target.get_decoder().norm
+    """The epsilon of the target's norms. Raises ExportError if it does not end in layers and an RMSNorm."""
+    decoder, kind = target.get_decoder(), target.config.model_type
+    norm = getattr(decoder, "norm", None)
     epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    if epsilon is None or getattr(norm, "bias", None) is not None:
-        raise ExportError(f"a {target.config.model_type} ends in another norm than RMSNorm; no draft head knows it")
+    if not hasattr(decoder, "layers") or epsilon is None or getattr(norm, "bias", None) is not None:
+        raise ExportError(
+            f"a {kind} does not end in decoder layers and an RMSNorm; no draft head can be trained for it"
+        )
     return float(epsilon)
 
 

@@ -1,6 +1,5 @@
 """Plain text to learn from: what the target would say at every place of it counts, not who wrote it."""
 
-import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,11 +33,6 @@ def passages(texts: Sequence[str], tokenizer: Tokenizer, *, limit: int, seed: in
     if len(found) > limit:
         found = random.Random(seed).sample(found, limit)
     return [Answer(number, TEXT, 1.0, one[:1], one[1:]) for number, one in enumerate(found)]
-
-
-def digest(these: Sequence[Answer]) -> str:
-    """A name for just these passages."""
-    return hashlib.sha256(repr([one.prompt + one.answer for one in these]).encode()).hexdigest()[:8]
 
 
 def _files(path: Path) -> list[Path]:

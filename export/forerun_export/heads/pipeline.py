@@ -1,5 +1,6 @@
 """From a checkpoint to a trained draft head: prompts, answers, hidden states, laws, training, report."""
 
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,14 +30,16 @@ from forerun_export.heads.folder import (
 from forerun_export.heads.lessons import lessons
 from forerun_export.heads.module import DraftHead
 from forerun_export.heads.other_drafts import LayersOutDrafting, NgramDrafting
-from forerun_export.heads.passages import digest, passages, read_texts
+from forerun_export.heads.passages import SHORTEST, passages, read_texts
 from forerun_export.heads.prompts import CHAT, CODE, code_prompts, interleaved
 from forerun_export.heads.teacher import Teacher
 from forerun_export.heads.training import Schedule, Trained, Trainer, Watch
 from forerun_export.heads.vocabulary import candidates, coverage, expected_counts
+from forerun_export.heads.work_folder import claim
 from forerun_export.progress import Report
 from forerun_export.recipe import read_recipe
 from forerun_export.sources import Source, resolve
+from forerun_export.writer import disk_errors
 
 REPORTED_STEPS = 5
 MEASUREMENTS = 12
@@ -86,28 +89,37 @@ def train_head(options: Options, *, report: Report, watch: Watch) -> Result:
 
     Raises ExportError or RequestError for what cannot be trained.
     """
-    source = resolve(options.target)
+    with disk_errors(options.work, other_place="use another --work"):
+        return _train_head(options, report, watch)
+
+
+def _train_head(options: Options, report: Report, watch: Watch) -> Result:
+    device, source = _device(options.device), resolve(options.target)
+    _require_folders(options.out, options.work)
     start = TrainedHead.read(options.start) if options.start else None
-    options.work.mkdir(parents=True, exist_ok=True)
-    texts = _texts(options, start, report)
-    teacher = Teacher(source, device=_device(options.device))
+    questions = _questions(options)
+    Teacher(source, device=device)  # refuses, before any work, a target that no head can be trained for
+    claim(options.work, _origin(options, source))
+    texts = _texts(options, questions, start, report)
+    teacher = Teacher(source, device=device)
     answers = cache_features(teacher, texts.training, options.work, report=report)
     training, validation = split(answers, seed=options.seed)
+    if not training:
+        raise ExportError("too few answers to train on and to hold out; give more prompts")
     tokens = torch.tensor(
         candidates(expected_counts(teacher, training), count=options.vocabulary, always=texts.end_tokens),
         device=teacher.device,
     )
     taught = lessons(teacher, tokens, training, options.work, report=report)
     if texts.passages:
-        folder = _folder(options.work / f"text-{digest(texts.passages)}")
-        read = cache_features(teacher, texts.passages, folder, report=report)
-        taught += lessons(teacher, tokens, read, folder, report=report)
+        read = cache_features(teacher, texts.passages, options.work, report=report)
+        taught += lessons(teacher, tokens, read, options.work, report=report)
 
     def first() -> DraftHead:
         return go_on(teacher, start.folder) if start else begin(teacher, taught)
 
     schedule = _schedule(options, start, texts=len(taught))
-    held_out = _held_out(options, texts, teacher, report) or validation
+    held_out = cache_features(teacher, texts.held_out, options.work, report=report) or validation
     # Where an earlier training may have learnt any of these prompts, only what is held out by name can be watched.
     watched = held_out[::WATCHED] if start and texts.held_out else validation
     trained = Trainer(teacher, tokens, taught, watched, schedule, options.work, first).run(watch)
@@ -124,7 +136,8 @@ def train_head(options: Options, *, report: Report, watch: Watch) -> Result:
         head_tokens=len(tokens),
         coverage=coverage((one.tokens[one.begins :].tolist() for one in held_out), tokens.tolist()),
     )
-    _write(options, source, start, texts, teacher, tokens, trained, data, drafts)
+    with disk_errors(options.out):
+        _write(options, source, start, texts, teacher, tokens, trained, data, drafts)
     return Result(options.out, drafts, trained, data)
 
 
@@ -150,7 +163,30 @@ class _Texts:
     vocabulary_sha256: str
 
 
-def _texts(options: Options, start: TrainedHead | None, report: Report) -> _Texts:
+@dataclass(frozen=True)
+class _Questions:
+    """What can be read before any work: the user's prompts, Python functions, held-out prompts and plain texts."""
+
+    given: Sequence[BenchPrompt]
+    code: Sequence[BenchPrompt]
+    held_out: Sequence[BenchPrompt]
+    plain: Sequence[str]
+
+
+def _questions(options: Options) -> _Questions:
+    if not (options.prompts or options.self_prompts or options.code_prompts):
+        raise ExportError("nothing to train on; give --prompts FILE, --self-prompts N or --code-prompts N")
+    code = code_prompts(options.code_prompts, seed=options.seed)
+    if len(code) < options.code_prompts:
+        raise ExportError(f"Python's library has {len(code):,} functions to complete; ask for no more --code-prompts")
+    given, held_out = (
+        [_named(prompt) for prompt in read_prompts(names)] if names else []
+        for names in (options.prompts, options.held_out)
+    )
+    return _Questions(given, code, held_out, read_texts(options.text))
+
+
+def _texts(options: Options, questions: _Questions, start: TrainedHead | None, report: Report) -> _Texts:
     """Everything that is decoded; the engines are let go of behind it."""
     recipe = read_recipe(
         None,
@@ -161,11 +197,6 @@ def _texts(options: Options, start: TrainedHead | None, report: Report) -> _Text
             "context": options.context,
         },
     )
-    given = [_named(prompt) for prompt in read_prompts(options.prompts)] if options.prompts else []
-    if not (given or options.self_prompts or options.code_prompts):
-        raise ExportError("nothing to train on; give --prompts FILE, --self-prompts N or --code-prompts N")
-    held_out = [_named(prompt) for prompt in read_prompts(options.held_out)] if options.held_out else []
-    plain = read_texts(options.text)
     engines = export(recipe, options.work / "engine", progress=report).path
     work, seed = options.work, options.seed
     with Decoder(engines, load_draft=False) as decoder:
@@ -177,20 +208,19 @@ def _texts(options: Options, start: TrainedHead | None, report: Report) -> _Text
             if options.self_prompts
             else []
         )
-        among = {prompt.text for prompt in held_out}
-        prompts = [
-            prompt
-            for prompt in interleaved(given, asked, code_prompts(options.code_prompts, seed=seed))
-            if prompt.text not in among
-        ]
+        among = {prompt.text for prompt in questions.held_out}
+        prompts = [prompt for prompt in interleaved(questions.given, asked, questions.code) if prompt.text not in among]
+        plain = passages(questions.plain, decoder.tokenizer, limit=options.passages, seed=seed)
+        if questions.plain and not plain:
+            raise ExportError(f"no text of --text has {SHORTEST} tokens; give longer ones, or leave it out")
 
         def answers(these: Sequence[BenchPrompt], name: str) -> list[Answer]:
             return answer(decoder, these, work / name, max_new_tokens=options.max_new_tokens, seed=seed, report=report)
 
         return _Texts(
             answers(prompts, "answers.jsonl"),
-            passages(plain, decoder.tokenizer, limit=options.passages, seed=seed),
-            answers(held_out, "held-out.jsonl") if held_out else [],
+            plain,
+            answers(questions.held_out, "held-out.jsonl"),
             decoder.tokenizer.end_tokens,
             vocabulary,
         )
@@ -198,26 +228,40 @@ def _texts(options: Options, start: TrainedHead | None, report: Report) -> _Text
 
 def _named(prompt: BenchPrompt) -> BenchPrompt:
     """Its kind in the report: those that are about code keep their category, all others are chat."""
-    kind = prompt.category if prompt.category.startswith(f"{CODE} ") else CHAT
-    return BenchPrompt(kind, prompt.text, prompt.begun)
+    is_code = prompt.category == CODE or prompt.category.startswith(f"{CODE} ")
+    return BenchPrompt(prompt.category if is_code else CHAT, prompt.text, prompt.begun)
 
 
-def _held_out(options: Options, texts: _Texts, teacher: Teacher, report: Report) -> list[Example]:
-    if not texts.held_out:
-        return []
-    return cache_features(teacher, texts.held_out, _folder(options.work / "held-out"), report=report)
+def _origin(options: Options, source: Source) -> Mapping[str, str | int]:
+    """What answers and hidden states depend on, beside the prompts."""
+    return {
+        "the target": source.sha256(),
+        "--answer-precision": options.answer_precision,
+        "--max-new-tokens": options.max_new_tokens,
+        "--seed": options.seed,
+    }
 
 
-def _folder(path: Path) -> Path:
-    path.mkdir(exist_ok=True)
-    return path
+def _require_folders(*paths: Path) -> None:
+    for path in paths:
+        existing = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+        if not existing.is_dir():
+            raise ExportError(f"{existing} is a file; give a folder")
+        if not os.access(existing, os.W_OK):
+            raise ExportError(f"{existing} must not be written to; change that or give another folder")
 
 
 def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ExportError("--device cuda: PyTorch sees no GPU here; use cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ExportError(f"--device {name}: no such device; use auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ExportError(f"--device {name}: heads train on cpu or cuda; use one of these")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ExportError(f"--device {name}: PyTorch sees no such GPU here; use cpu")
     return name
 
 

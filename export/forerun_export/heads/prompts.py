@@ -72,7 +72,7 @@ def _function_heads(folder: Path) -> Iterator[str]:
             tree = ast.parse(source)
         except (SyntaxError, ValueError, OSError):
             continue
-        lines = source.splitlines()
+        lines = source.split("\n")  # as ast counts them: a form feed ends none
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and (head := _head(node, lines)):
                 yield head

@@ -1,6 +1,8 @@
 """Numbers for every token of many texts, in 16 bits on disk: what is there already is not computed again."""
 
-import json
+import hashlib
+from array import array
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +10,14 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ExportError
+from forerun_export.heads.json_lines import append_line, read_lines
 
 BYTES = 2  # of a number
+
+
+def text_key(tokens: Iterable[int]) -> str:
+    """What a text's rows are found by: they are those of these very tokens, wherever the text comes from."""
+    return hashlib.sha256(array("i", tokens).tobytes()).hexdigest()[:16]
 
 
 class RowFile:
@@ -18,37 +26,42 @@ class RowFile:
     def __init__(self, folder: Path, name: str, width: int) -> None:
         self._data, self._index = folder / f"{name}.f16", folder / f"{name}.jsonl"
         self._width = width
-        self._places = self._read_index()
-        self._end = sum(length for _, length in self._places.values())
+        try:
+            self._places = {entry["text"]: (int(entry["row"]), int(entry["rows"])) for entry in read_lines(self._index)}
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged() from error
+        self._end = sum(rows for _, rows in self._places.values())
+        if self._end and self._size() < self._end * width * BYTES:
+            raise self._damaged()
+        self._mapped: Tensor | None = None
 
-    def __contains__(self, number: int) -> bool:
-        return number in self._places
+    def __contains__(self, key: str) -> bool:
+        return key in self._places
 
-    def add(self, number: int, rows: Tensor) -> None:
-        """Append a text's rows [T,width] in float16; they count once the index names them."""
+    def add(self, key: str, rows: Tensor) -> None:
+        """Append a text's rows [T,width] in float16, unless they are there; they count once the index names them."""
+        if key in self._places:
+            return
         with self._data.open("r+b" if self._data.exists() else "w+b") as file:
             file.seek(self._end * self._width * BYTES)
             file.write(rows.numpy().tobytes())
-        self._places[number] = self._end, len(rows)
-        with self._index.open("a") as index:
-            index.write(json.dumps({"number": number, "row": self._end, "rows": len(rows)}) + "\n")
+        append_line(self._index, {"text": key, "row": self._end, "rows": len(rows)})
+        self._places[key] = self._end, len(rows)
         self._end += len(rows)
+        self._mapped = None
 
-    def read(self, number: int, length: int) -> Tensor:
-        """A text's rows [length,width], which come from disk as they are used.
+    def read(self, key: str) -> Tensor:
+        """A text's rows [T,width], which come from disk as they are used."""
+        if self._mapped is None:
+            # All of them at once: each mapping costs one of the files that a process may have open. Copy on write,
+            # because torch has no tensors that must not be written to.
+            mapped = np.memmap(self._data, np.float16, "c", 0, (self._end, self._width))
+            self._mapped = torch.from_numpy(mapped)
+        row, rows = self._places[key]
+        return self._mapped[row : row + rows]
 
-        Raises ExportError if the file has another number of them.
-        """
-        row, rows = self._places[number]
-        if rows != length:
-            raise ExportError(f"{self._index} belongs to other answers; remove it, and it is made again")
-        # Copy on write: torch has no tensors that must not be written to.
-        mapped = np.memmap(self._data, np.float16, "c", row * self._width * BYTES, (rows, self._width))
-        return torch.from_numpy(mapped)
+    def _size(self) -> int:
+        return self._data.stat().st_size if self._data.exists() else 0
 
-    def _read_index(self) -> dict[int, tuple[int, int]]:
-        if not self._index.exists():
-            return {}
-        text = self._index.read_text()
-        entries = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return {entry["number"]: (entry["row"], entry["rows"]) for entry in entries}
+    def _damaged(self) -> ExportError:
+        return ExportError(f"{self._index} does not fit {self._data.name}; remove both, and they are made again")

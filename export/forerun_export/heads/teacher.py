@@ -7,24 +7,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.errors import ExportError
 from forerun_export.eager import load_eager, without_layers
-from forerun_export.heads.module import epsilon_of, feature_layers, rms
+from forerun_export.heads.module import DraftHead, epsilon_of, feature_layers, rms
 from forerun_export.sources import Source
+
+_TRIED = 8  # tokens
+_TOLERANCE = 0.02  # of the largest logit; hidden states have 16 bits
 
 
 class Teacher:
     """A checkpoint run by transformers, frozen. `device` is where it runs; on a CPU in bfloat16 where asked for.
 
     Hidden states are kept as rms(f), which the head takes them by anyway: they fit into 16 bits whatever their size.
+    Raises ExportError for a target whose logits or layers are made in another way than a head's.
     """
 
     def __init__(self, source: Source, *, device: str = "cpu") -> None:
         self.model = load_eager(source).to(device).requires_grad_(False)
+        self.device = torch.device(device)
+        self.epsilon = epsilon_of(self.model)
+        self.layers = feature_layers(len(self.model.get_decoder().layers))
+        ids = torch.arange(_TRIED, device=self.device)[None]
+        with torch.no_grad():
+            logits = self.model(input_ids=ids, use_cache=False).logits[0]
         # The same attention, computed in blocks; only the parity of exports needs the eager one.
         self.model.config._attn_implementation = "sdpa"
-        self.device = torch.device(device)
-        self.layers = feature_layers(len(self.model.get_decoder().layers))
-        self.epsilon = epsilon_of(self.model)
+        self._try(ids, logits)
 
     @property
     def hidden_size(self) -> int:
@@ -71,6 +80,25 @@ class Teacher:
         with without_layers(self.model, layers):
             output: Tensor = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0]
         return output
+
+    @torch.no_grad()
+    def _try(self, ids: Tensor, logits: Tensor) -> None:
+        """Soft caps, scales, biases and other norms show as other logits; other layers, as inputs that they want."""
+        kind = self.model.config.model_type
+        (hidden,) = self.hidden(ids.tolist(), bfloat16=False)
+        hidden = hidden.to(self.device)
+        if (self.final(hidden) @ self.head.T - logits).abs().max() > _TOLERANCE * logits.abs().max():
+            raise ExportError(
+                f"a {kind} makes its logits in another way than draft heads do; none can be trained for it"
+            )
+        try:
+            head = DraftHead(self.model).to(self.device)
+            head.unroll(hidden[None].float(), self.embedding[ids], steps=2)
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ExportError(
+                f"a {kind}'s layers do not work in a draft head ({reason}); none can be trained"
+            ) from error
 
 
 @contextlib.contextmanager

@@ -7,6 +7,8 @@ Matrices are trained by Muon (Jordan et al. 2024, kellerjordan.github.io/posts/m
 """
 
 import contextlib
+import hashlib
+import io
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -140,6 +142,7 @@ class Trainer:
         self._threads = ThreadPoolExecutor(2)
         self._optimizers = _optimizers(self._weights, schedule.weight_decay)
         self._rows = teacher.head[tokens].to(torch.bfloat16)
+        self._texts = _digest(tokens, training, held_out)
         self._step, self._loss, self._worse = 0, 0.0, 0
         self._best: tuple[Progress, Mapping[str, Tensor]] | None = None
         self._take_up()
@@ -221,6 +224,7 @@ class Trainer:
         progress, weights = self._best
         state = {
             "schedule": asdict(self._schedule),
+            "texts": self._texts,
             "step": self._step,
             "worse": self._worse,
             "head": self.head.state_dict(),
@@ -233,7 +237,9 @@ class Trainer:
             },
         }
         temporary = self._folder / f".{CHECKPOINT_NAME}.part"
-        torch.save(state, temporary)
+        whole = io.BytesIO()
+        torch.save(state, whole)  # which tells a full disk, where it writes itself, from nothing else
+        temporary.write_bytes(whole.getbuffer())
         os.replace(temporary, self._folder / CHECKPOINT_NAME)
 
     def _take_up(self) -> None:
@@ -244,8 +250,8 @@ class Trainer:
             state: dict[str, Any] = torch.load(path, weights_only=True, map_location=self._teacher.device)
         except Exception as error:  # torch raises whatever the damage brings about
             raise ExportError(f"{path} is damaged; remove it, and training begins anew") from error
-        if state["schedule"] != asdict(self._schedule):
-            raise ExportError(f"{path} is of a training with other options; give those again, or remove it")
+        if (state["schedule"], state["texts"]) != (asdict(self._schedule), self._texts):
+            raise ExportError(f"{path} is of a training with other options or texts; give those again, or remove it")
         self.head.load_state_dict(state["head"])
         for optimizer, its_state in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(its_state)
@@ -268,6 +274,12 @@ def _half_the_threads() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _digest(tokens: Tensor, training: Sequence[Lesson], held_out: Sequence[Example]) -> str:
+    """A name for just these texts and candidates."""
+    texts = [(one.example.key, one.since) for one in training], [(one.key, one.temperature) for one in held_out]
+    return hashlib.sha256(repr((tokens.tolist(), texts)).encode()).hexdigest()
 
 
 def _optimizers(weights: Sequence[Tensor], weight_decay: float) -> tuple[torch.optim.Optimizer, ...]:
