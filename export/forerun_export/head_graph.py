@@ -58,8 +58,11 @@ def _save_checkpoint(head: TrainedHead, source: Source, folder: Path) -> None:
 
     config = eager_config(source)
     config.num_hidden_layers = 1
+    # A head sees the whole text, in training too, whatever its target sees: caches hold all of it anyway.
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[-1:]
+        config.layer_types = ["full_attention"]
+    if getattr(config, "sliding_window", None):
+        config.sliding_window = None
     config.vocab_size, config.tie_word_embeddings = FEW_TOKENS, False
     config.bos_token_id = config.eos_token_id = config.pad_token_id = None
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -37,6 +37,7 @@ from helpers.checkpoints import VOCABULARY_SIZE, tiny_gguf, tiny_llama, tiny_lla
 from helpers.heads import random_head
 from helpers.table_heads import head_of
 from helpers.table_models import engine_directory, random_model
+from helpers.traced_checkpoints import tiny
 
 pytestmark = pytest.mark.usefixtures("sampling_graphs_once")
 
@@ -172,6 +173,9 @@ class Built:
 ARCHITECTURES: Mapping[str, Callable[[Path], Path]] = {
     "Llama, a head of its own": tiny_llama,
     "Qwen2, biases, a tied head": tiny_qwen2,
+    "Qwen3, norms of queries and keys": lambda folder: tiny(folder, "qwen3"),
+    "Phi-3, one matrix for queries, keys and values": lambda folder: tiny(folder, "phi3"),
+    "Mistral, a window": lambda folder: tiny(folder, "mistral"),
     "GGUF": tiny_gguf,
 }
 

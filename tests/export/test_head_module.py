@@ -13,8 +13,10 @@ from forerun.errors import ExportError
 from forerun_export.eager import load_eager
 from forerun_export.heads.folder import SCHEMA_VERSION, HeadRecord, HeadTarget, read_head, write_head
 from forerun_export.heads.module import ChainCache, DraftHead, chain_mask, feature_layers, load_weights
+from forerun_export.heads.teacher import Teacher
 from forerun_export.sources import resolve
 from helpers.checkpoints import tiny_llama, tiny_mistral_with_window, tiny_qwen2
+from helpers.traced_checkpoints import TINY, tiny
 
 HIDDEN = 48
 MODELS = {"llama": tiny_llama, "qwen2": tiny_qwen2, "mistral": tiny_mistral_with_window}
@@ -170,3 +172,14 @@ def test_a_head_that_was_half_replaced_is_none(tmp_path: Path, monkeypatch: pyte
         write_head(path, _record(), _tensors(head), "")
     with pytest.raises(ExportError, match=r"holds no draft head: .*head\.json"):
         read_head(path)
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_a_target_of_any_kind_can_have_a_head_or_is_told_why_not(tmp_path: Path, kind: str) -> None:
+    source = resolve(str(tiny(tmp_path / kind, kind)))
+    if kind in ("llama", "qwen2", "qwen3", "phi3", "mistral"):
+        assert Teacher(source).layers == (1, 2, 3)
+    else:
+        other = r"makes its logits in another way than draft heads do|does not end in decoder layers and an RMSNorm"
+        with pytest.raises(ExportError, match=f"a {kind} ({other})"):
+            Teacher(source)
