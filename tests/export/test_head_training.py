@@ -100,9 +100,17 @@ def test_a_checkpoint_of_other_texts_or_candidates_is_refused(teacher: Teacher, 
 
 
 def test_training_ends_early_when_held_out_acceptance_no_longer_grows(teacher: Teacher, tmp_path: Path) -> None:
-    hopeless = replace(SCHEDULE, steps=400, learning_rate=0.0, patience=2)
+    hopeless = replace(SCHEDULE, steps=400, learning_rate=0.0, patience=2, deep_from=0.0)
     trained = _train(teacher, tmp_path, schedule=hopeless)
     assert trained.steps == 4 * (1 + 2)
+    assert trained.best.step == 4
+
+
+def test_training_does_not_end_before_the_head_has_run_on_its_own_outputs(teacher: Teacher, tmp_path: Path) -> None:
+    """A head that is trained further loses its second tokens while it learns first ones, and finds them again."""
+    hopeless = replace(SCHEDULE, steps=400, learning_rate=0.0, patience=2, deep_from=0.05)
+    trained = _train(teacher, tmp_path, schedule=hopeless)
+    assert trained.steps == 20 + 4
     assert trained.best.step == 4
 
 

@@ -44,8 +44,8 @@ class Schedule:
     what is learnt is the token that the target's law over the head's tokens has as its likeliest, the rest that law.
     The learning rate is that of the matrices; it rises for a twentieth of the steps and then falls along a half cosine
     to a tenth. Norms take NORMS_SHARE of it. Every `evaluate_every` steps acceptance is measured, and training ends
-    early after `patience` measurements without a better one. `start` names the head that training goes on from, if it
-    does.
+    early after `patience` measurements at full depth without a better one. `start` names the head that training goes
+    on from, if it does.
     """
 
     steps: int
@@ -214,7 +214,8 @@ class Trainer:
         if self._best is None or progress.score > self._best[0].score:
             weights = {name: tensor.detach().cpu().clone() for name, tensor in self.head.state_dict().items()}
             self._best, self._worse = (progress, weights), 0
-        else:
+        elif schedule.depth(self._step) == schedule.unrolled:
+            # Until then only first tokens are learnt, and a head that began with good ones behind them forgets these.
             self._worse += 1
         self._keep()
         return progress
