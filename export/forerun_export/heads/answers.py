@@ -77,10 +77,11 @@ def answer(
     """
     tokens = [prompt.tokens(decoder.tokenizer) for prompt in prompts]
     fitting = _fitting(tokens, max_new_tokens, decoder.manifest.limits.context, report)
+    fits = set(fitting)
     found = {
         one.number: replace(one, kind=prompts[one.number].category)
         for one in read_answers(path)
-        if one.number in fitting and one.prompt == tokens[one.number]  # other options number other prompts
+        if one.number in fits and one.prompt == tokens[one.number]  # other options number other prompts
     }
     lacking = [number for number in fitting if number not in found]
 
