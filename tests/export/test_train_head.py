@@ -207,6 +207,18 @@ def test_prompts_that_are_too_long_are_told_of(options: Options, tmp_path: Path)
         train_head(replace(options, work=tmp_path / "other", max_new_tokens=250), report=silent, watch=_never)
 
 
+def test_too_little_to_learn_from_is_told_of(options: Options, tmp_path: Path) -> None:
+    """Passages are no answers: candidates and what is watched come from these."""
+    (tmp_path / "short.txt").write_text("Too short.")
+    short = replace(options, text=[str(tmp_path / "short.txt")], work=tmp_path / "work", out=tmp_path / "head")
+    with pytest.raises(ExportError, match="no text of --text has 32 tokens; give longer ones"):
+        train_head(short, report=silent, watch=_never)
+    (tmp_path / "two.jsonl").write_text("".join(Path(options.prompts[0]).read_text().splitlines(True)[:2]))
+    few = replace(options, prompts=[str(tmp_path / "two.jsonl")], work=tmp_path / "work", out=tmp_path / "head")
+    with pytest.raises(ExportError, match="too few answers to train on and to hold out; give more prompts"):
+        train_head(few, report=silent, watch=_never)
+
+
 def test_a_target_whose_logits_no_head_can_make_is_refused_before_any_work(options: Options, tmp_path: Path) -> None:
     capped = replace(options, target=str(tiny(tmp_path / "gemma2", "gemma2")), work=tmp_path / "work")
     with pytest.raises(ExportError, match="a gemma2 makes its logits in another way"):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun_export.heads.answers import Answer
-from forerun_export.heads.row_file import BYTES, RowFile, text_key
+from forerun_export.heads.row_file import BYTES, RowFile, tokens_key
 from forerun_export.heads.teacher import Teacher
 from forerun_export.progress import Report, silent
 from forerun_export.writer import require_space
@@ -32,7 +32,7 @@ class Example:
     @property
     def key(self) -> str:
         """What its rows are found by."""
-        return text_key(self.tokens.tolist())
+        return tokens_key(self.tokens.tolist())
 
 
 def cache_features(
@@ -41,14 +41,14 @@ def cache_features(
     """All answers with their hidden states, those computed now that the folder lacks."""
     width = 3 * teacher.hidden_size
     rows = RowFile(folder, "hidden", width)
-    keys = [text_key((*answer.prompt, *answer.answer)) for answer in answers]
+    keys = [tokens_key((*answer.prompt, *answer.answer)) for answer in answers]
     lacking = sorted((answer for key, answer in zip(keys, answers, strict=True) if key not in rows), key=_length)
     require_space(folder, sum(map(_length, lacking)) * width * BYTES, other_place="use another --work")
     done = len(answers) - len(lacking)
     for batch in batches(lacking):
         hidden = teacher.hidden([(*answer.prompt, *answer.answer) for answer in batch], bfloat16=True)
         for answer, found in zip(batch, hidden, strict=True):
-            rows.add(text_key((*answer.prompt, *answer.answer)), found)
+            rows.add(tokens_key((*answer.prompt, *answer.answer)), found)
         done += len(batch)
         report("Reading hidden states", done, len(answers))
     return [

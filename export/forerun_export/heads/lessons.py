@@ -8,7 +8,6 @@ their rows of the target's head:
 So a law enters by its mean row m alone. These are computed once, in float32.
 """
 
-import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from forerun_export.heads.features import Example
-from forerun_export.heads.row_file import BYTES, RowFile
+from forerun_export.heads.row_file import BYTES, RowFile, tokens_key
 from forerun_export.heads.teacher import Teacher
 from forerun_export.progress import Report, silent
 from forerun_export.writer import require_space
@@ -43,8 +42,7 @@ def lessons(
     Prompts are learnt as well as answers, from where they differ: what all have in common is the chat template's.
     """
     since = max(2, _common([one.tokens[: one.begins].tolist() for one in examples]))  # 2: the first entry's token
-    head = hashlib.sha256(tokens.cpu().int().numpy().tobytes()).hexdigest()[:8]
-    rows = RowFile(folder, f"mean-rows-{head}-{since}", teacher.hidden_size)
+    rows = RowFile(folder, f"mean-rows-{tokens_key(tokens.tolist())}-{since}", teacher.hidden_size)
     lacking = [one for one in examples if one.key not in rows]
     size = sum(len(one.tokens) for one in lacking) * teacher.hidden_size * BYTES
     require_space(folder, size, other_place="use another --work")

@@ -15,8 +15,8 @@ from forerun_export.heads.json_lines import append_line, read_lines
 BYTES = 2  # of a number
 
 
-def text_key(tokens: Iterable[int]) -> str:
-    """What a text's rows are found by: they are those of these very tokens, wherever the text comes from."""
+def tokens_key(tokens: Iterable[int]) -> str:
+    """What rows are found by: they are those of these very tokens, wherever a text comes from."""
     return hashlib.sha256(array("i", tokens).tobytes()).hexdigest()[:16]
 
 

@@ -30,7 +30,9 @@ def claim(folder: Path, origin: Mapping[str, str | int]) -> None:
         there = dict(json.loads(path.read_text()))
     except (TypeError, ValueError) as error:
         raise ExportError(f"{path} is damaged; give another --work, or remove {folder}") from error
-    for name in (name for name in {**origin, **there} if origin.get(name) != there.get(name)):
+    different = [name for name in {**origin, **there} if origin.get(name) != there.get(name)]
+    if different:
+        name = different[0]
         raise ExportError(
             f"{folder} is of a training with {name} {there.get(name)}, not {origin.get(name)}; give another --work, "
             "or remove it"
