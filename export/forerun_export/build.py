@@ -21,7 +21,7 @@ from forerun.manifest import (
 )
 from forerun.schema import unparse
 from forerun.tokenizer import vocabulary_sha256
-from forerun_export import download
+from forerun_export import download, graph_check
 from forerun_export.finishing import Finishing
 from forerun_export.head_files import TrainedHead
 from forerun_export.models import Float32Models, Sources
@@ -138,7 +138,7 @@ class _Build:
         self._progress = progress
 
     def run(self) -> None:
-        """Write every file of the engine directory, the manifest last."""
+        """Write every file of the engine directory, the manifest last, and check the graphs against it."""
         tokenizer = self._tokenizer()
         float32 = Float32Models(self._recipe, self._sources, self._folder, tokenizer, self._progress)
         models = float32.write()
@@ -167,6 +167,8 @@ class _Build:
             backend=BackendRecord("onnxruntime", self._recipe.device, _versions()),
             files=file_records(self._folder),
         ).write(self._folder / MANIFEST_NAME)
+        if found := graph_check.in_directory(EngineDirectory.open(self._folder)):
+            raise ExportError(f"{found[0]}; use another front end or precision")
 
     def _tokenizer(self) -> SourceTokenizer:
         """The pair's tokenizer. Raises ExportError unless the draft has the target's token map."""

@@ -1,4 +1,7 @@
-"""Writing graphs: one protobuf beside one weight file, and graphs that share another graph's weight file."""
+"""Writing graphs: one protobuf beside one weight file, and graphs that share another graph's weight file.
+
+Every graph is written with the true shapes of all its values, and only if it passes `graph_check`.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +13,8 @@ import onnx
 import onnx_ir as ir
 
 from forerun.errors import ExportError
+from forerun_export import graph_check
+from forerun_export.passes import true_shapes
 from forerun_export.passes.graph_tools import sizes
 
 # Below this size a tensor stays in the graph file: shape constants and scalars, which onnxruntime reads at load.
@@ -24,26 +29,30 @@ Progress = Callable[[int, int], None]
 def save_graph(model: ir.Model, graph_path: Path, weights_path: Path, *, progress: Progress | None = None) -> None:
     """Write `model`; tensors of INLINE_BYTES or more go to `weights_path`, which must lie in the graph's folder.
 
-    Tensors are made, written and dropped one at a time. The model's own tensors stay as they were.
+    Tensors are made, written and dropped one at a time. The model's own tensors stay as they were. Raises ExportError,
+    before anything is written, for a graph that contradicts itself.
     """
     large = [(name, value) for name, value in model.graph.initializers.items() if _is_large(value)]
-    total = sum(_tensor(value).nbytes for _, value in large)
-    places: dict[str, ir.ExternalTensor] = {}
+    places, end = dict[str, ir.ExternalTensor](), 0
+    for name, value in large:
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        places[name], end = _place(_tensor(value), name, weights_path.name, start), start + _tensor(value).nbytes
+    graph = _checked(model, places, graph_path)
     with open(weights_path, "wb") as file:
         for name, value in large:
-            file.write(bytes(-file.tell() % ALIGNMENT))
-            places[name] = _place(_tensor(value), name, weights_path.name, file.tell())
+            file.write(bytes((places[name].offset or 0) - file.tell()))
             file.write(_bytes(_tensor(value).numpy()).data)
             if progress is not None:
-                progress(file.tell(), max(total, file.tell()))
-    _write_graph(model, graph_path, places)
+                progress(file.tell(), end)
+    onnx.save(graph, graph_path)
 
 
 def save_sharing_graph(model: ir.Model, graph_path: Path, owner_path: Path) -> None:
     """Write only the graph of `model`, each large tensor pointing at the same-named one of the graph `owner_path`.
 
     The location is written as the owner has it; whoever loads the graph gives onnxruntime the owner's folder
-    (`session.model_external_initializers_file_folder_path`). Raises ExportError if a tensor's bytes are not there.
+    (`session.model_external_initializers_file_folder_path`). Raises ExportError if a tensor's bytes are not there,
+    or if the graph contradicts itself.
     """
     owned = external_tensors(owner_path)
     places: dict[str, ir.ExternalTensor] = {}
@@ -54,7 +63,7 @@ def save_sharing_graph(model: ir.Model, graph_path: Path, owner_path: Path) -> N
         if place is None or not _same(place, _tensor(value)):
             raise ExportError(f"weight {name} of {graph_path.name} is not in {owner_path}; export both together")
         places[name] = place
-    _write_graph(model, graph_path, places)
+    onnx.save(_checked(model, places, graph_path), graph_path)
 
 
 def load_graph(graph_path: Path, weights_folder: Path) -> ir.Model:
@@ -110,8 +119,12 @@ def _place(tensor: ir.TensorProtocol, name: str, location: str, offset: int) -> 
     )
 
 
-def _write_graph(model: ir.Model, graph_path: Path, places: dict[str, ir.ExternalTensor]) -> None:
+def _checked(model: ir.Model, places: dict[str, ir.ExternalTensor], graph_path: Path) -> onnx.ModelProto:
+    """What to write to `graph_path`: true shapes everywhere, weights at their places."""
     copy = model.clone()
     for name, place in places.items():
         copy.graph.initializers[name].const_value = place
-    onnx.save(ir.to_proto(copy), graph_path)
+    true_shapes.apply(copy)
+    graph = ir.to_proto(copy)
+    graph_check.require(graph, graph_path)
+    return graph

@@ -5,6 +5,7 @@ Heavy modules are imported inside the commands, so that `--help` and mistakes an
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sys
@@ -148,7 +149,7 @@ def _run(decoder: Decoder, request: Any, *, trace: bool, echo: bool) -> Generati
 
 @main.command()
 @directory_argument
-@click.option("--verify", is_flag=True, help="Hash every file and load every graph, not only check sizes.")
+@click.option("--verify", is_flag=True, help="Hash every file, load and check every graph, not only check sizes.")
 @json_option
 def inspect(directory: Path, verify: bool, as_json: bool) -> None:
     """Tell what DIR holds, and whether it is whole; or whether a decoder in ONNX (model.onnx) can be converted."""
@@ -170,10 +171,16 @@ def inspect(directory: Path, verify: bool, as_json: bool) -> None:
         return
     engines = EngineDirectory.open(directory)
     found = violations(engines) if verify else None
+    shapes_checked = False
+    if found == []:  # no use in the shapes of graphs that changed
+        with contextlib.suppress(ModuleNotFoundError):
+            from forerun_export import graph_check  # noqa: TID251 - the export side, as in `export`
+
+            found, shapes_checked = graph_check.in_directory(engines), True
     if as_json:
-        click.echo(json.dumps(to_json(engines, found), ensure_ascii=False))
+        click.echo(json.dumps(to_json(engines, found, shapes_checked=shapes_checked), ensure_ascii=False))
     else:
-        click.echo(describe(engines, found))
+        click.echo(describe(engines, found, shapes_checked=shapes_checked))
     if found:
         raise EngineError(f"{directory}: {'; '.join(found)}; export again")
 

@@ -33,13 +33,18 @@ def violations(engines: EngineDirectory) -> list[str]:
     return found
 
 
-def to_json(engines: EngineDirectory, found: list[str] | None) -> dict[str, Any]:
+def to_json(engines: EngineDirectory, found: list[str] | None, *, shapes_checked: bool = False) -> dict[str, Any]:
     """The object that `forerun inspect --json` prints: the manifest, and with --verify what it found."""
     manifest = unparse(engines.manifest)
-    return {"path": str(engines.path), "manifest": manifest, "violations": found}
+    return {
+        "path": str(engines.path),
+        "manifest": manifest,
+        "violations": found,
+        "shapes_checked": shapes_checked,
+    }
 
 
-def describe(engines: EngineDirectory, found: list[str] | None) -> str:
+def describe(engines: EngineDirectory, found: list[str] | None, *, shapes_checked: bool = False) -> str:
     """The same for people."""
     manifest, limits = engines.manifest, engines.manifest.limits
     lines = [
@@ -53,6 +58,8 @@ def describe(engines: EngineDirectory, found: list[str] | None) -> str:
     ]
     if found is not None:
         lines.append("verified  " + ("every file and graph is as exported" if not found else "; ".join(found)))
+        if not found and not shapes_checked:
+            lines.append("shapes    not checked (needs forerun[export])")
     return "\n".join(lines)
 
 

@@ -6,31 +6,24 @@ logit_rows [B,R]; k_cache.i, v_cache.i [B,H,C,D]; outputs logits [B,R,V], k_cach
 
 import onnx_ir as ir
 
+from forerun.contract import TOKEN_INPUTS
 from forerun.errors import ExportError
 from forerun_export.passes.graph_tools import Outcome, nodes_of
-
-_SHAPES: dict[str, tuple[ir.DataType, list[str]]] = {
-    "input_ids": (ir.DataType.INT64, ["B", "S"]),
-    "position_ids": (ir.DataType.INT64, ["B", "S"]),
-    "write_indices": (ir.DataType.INT64, ["B"]),
-    "tree_mask": (ir.DataType.BOOL, ["B", "S", "S"]),
-    "logit_rows": (ir.DataType.INT64, ["B", "R"]),
-}
 
 
 def apply(model: ir.Model) -> Outcome:
     """Rename and order what the other passes left. Raises ExportError if the contract cannot be met."""
     before = _names(model)
     inputs = {str(value.name): value for value in model.graph.inputs}
-    missing = [name for name in _SHAPES if name not in inputs]
+    missing = [name for name in TOKEN_INPUTS if name not in inputs]
     if missing:
         raise ExportError(f"the front end's graph lacks {', '.join(missing)}; use another front end")
-    for name, (kind, shape) in _SHAPES.items():
-        inputs[name].type, inputs[name].shape = ir.TensorType(kind), ir.Shape(shape)
+    for name, (kind, shape) in TOKEN_INPUTS.items():
+        inputs[name].type, inputs[name].shape = ir.TensorType(ir.DataType(kind.onnx_type)), ir.Shape(shape)
     caches = _rename_caches(model)
-    _refuse_leftovers(model, set(_SHAPES) | {str(cache.name) for cache, _ in caches})
+    _refuse_leftovers(model, set(TOKEN_INPUTS) | {str(cache.name) for cache, _ in caches})
     logits = next(value for value in model.graph.outputs if value.name == "logits")
-    model.graph.inputs[:] = [inputs[name] for name in _SHAPES] + [cache for cache, _ in caches]
+    model.graph.inputs[:] = [inputs[name] for name in TOKEN_INPUTS] + [cache for cache, _ in caches]
     model.graph.outputs[:] = [logits] + [written for _, written in caches]
     return Outcome(_names(model) != before, "the names and their order were right already")
 

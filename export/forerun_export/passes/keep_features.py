@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from forerun.contract import cache_shape
 from forerun.errors import ExportError
 from forerun_export.passes.drop_layers import residual_stream
 from forerun_export.passes.graph_tools import NodeWriter, Outcome, add_input, constant, graph_input, register
@@ -28,7 +29,7 @@ def apply(model: ir.Model, *, layers: Sequence[int], fuse: np.ndarray, epsilon: 
         raise ExportError(f"the head reads layers {outside}, the target has 1 to {count}; use a head that fits it")
     stream = residual_stream(model, count)
     size = len(fuse)
-    cache = add_input(model, "feature_cache", ir.DataType.FLOAT, ["B", 1, "C", size])
+    cache = add_input(model, "feature_cache", ir.DataType.FLOAT, cache_shape(1, size))
     last = stream[2 * max(layers)].producer()
     with NodeWriter(model.graph, after=last) as w:
         ones = constant(model.graph, "features.ones", np.ones(size, np.float32))

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from forerun.contract import cache_shape
 from forerun_export.passes.graph_tools import (
     NodeWriter,
     add_input,
@@ -190,18 +191,17 @@ def _write_layer(model: ir.Model, layer: AttentionLayer, mask: ir.Value) -> None
     replace_output(layer.output, mixed)
     for entries, new in zip((layer.keys, layer.values), (keys, values), strict=True):
         replace_output(entries.written, new)
+        new.shape, new.type = entries.cache.shape, entries.cache.type  # not those of a cache in the front end's layout
 
 
 def _write_cache(w: NodeWriter, layer: AttentionLayer, entries: NewEntries, write: ir.Value) -> ir.Value:
     """The new keys or values written into the cache, whose input becomes [B,H,C,D]."""
     cache, heads_first = entries.cache, entries.new
-    cache.shape = ir.Shape(["B", layer.kv_heads, "C", layer.head_size])
+    cache.shape = ir.Shape(cache_shape(layer.kv_heads, layer.head_size))
     if not layer.heads_first:
         split = w.op("Reshape", entries.new, w.integers(0, 0, layer.kv_heads, layer.head_size))
         heads_first = w.op("Transpose", split, perm=(0, 2, 1, 3))
-    written = w.op("TensorScatter", cache, heads_first, write, axis=2)
-    written.shape, written.type = cache.shape, cache.type
-    return written
+    return w.op("TensorScatter", cache, heads_first, write, axis=2)
 
 
 def _fold_heads(w: NodeWriter, layer: AttentionLayer) -> ir.Value:

@@ -1,8 +1,9 @@
 """Turns sampling graphs into ONNX files of plain standard operators."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import onnx
 import onnx_ir
 from onnx_ir.passes import Sequential
 from onnx_ir.passes.common import (
@@ -14,10 +15,11 @@ from onnx_ir.passes.common import (
 from onnxscript.optimizer import optimize_ir
 
 IR_VERSION = 11
+_INVENTED = "unk__"  # how names begin that ONNX's inference makes up
 
 
 def sampling_model(graph: Callable[..., Any], vocabulary_size: int) -> onnx_ir.Model:
-    """The model of a traced graph, with V fixed, its formulas inlined and its constants folded."""
+    """The model of a traced graph, with V fixed, formulas inlined, constants folded and all shapes declared."""
     model: onnx_ir.Model = onnx_ir.from_proto(graph.to_model_proto())  # type: ignore[attr-defined]
     for value in (*model.graph.inputs, *model.graph.outputs):
         sizes = value.shape or ()
@@ -29,7 +31,32 @@ def sampling_model(graph: Callable[..., Any], vocabulary_size: int) -> onnx_ir.M
     _drop_casts_of_literals(model)
     Sequential(RemoveUnusedNodesPass(), ClearMetadataAndDocStringPass(), NameFixPass())(model)
     model.ir_version = IR_VERSION
-    return model
+    return _with_shapes(model)
+
+
+def _with_shapes(model: onnx_ir.Model) -> onnx_ir.Model:
+    """The model with the shape of every value declared; sizes that depend on data stay open.
+
+    Not by the passes' `true_shapes`: that library refuses a Loop without a condition, which ONNX allows.
+    """
+    inferred = onnx.shape_inference.infer_shapes(
+        onnx_ir.to_proto(model), check_type=True, strict_mode=True, data_prop=True
+    )
+    for graph in _graphs(inferred.graph):
+        for value in graph.value_info:
+            for size in value.type.tensor_type.shape.dim:
+                if size.dim_param.startswith(_INVENTED):
+                    size.ClearField("dim_param")
+    return onnx_ir.from_proto(inferred)
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and the bodies of its If and Loop nodes."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _graphs(attribute.g)
 
 
 def _forget_inner_shapes(model: onnx_ir.Model) -> None:

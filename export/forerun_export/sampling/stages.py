@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir
 
+from forerun_export import graph_check
 from forerun_export.sampling import controls, drawing, filters, verification
 from forerun_export.sampling.saving import sampling_model
 
@@ -32,8 +34,13 @@ SAMPLING_GRAPHS: dict[str, Callable[..., Any]] = {
 
 
 def save_sampling_graphs(folder: Path, vocabulary_size: int) -> dict[str, Path]:
-    """Write every stage for a vocabulary of `vocabulary_size` tokens; return its file by name."""
+    """Write every stage for a vocabulary of `vocabulary_size` tokens; return its file by name.
+
+    Raises ExportError for one that contradicts itself.
+    """
     files = {name: folder / f"{name}.onnx" for name in SAMPLING_GRAPHS}
     for name, graph in SAMPLING_GRAPHS.items():
-        onnx_ir.save(sampling_model(graph, vocabulary_size), files[name])
+        model = onnx_ir.to_proto(sampling_model(graph, vocabulary_size))
+        graph_check.require(model, files[name])
+        onnx.save(model, files[name])
     return files
