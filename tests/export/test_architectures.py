@@ -20,6 +20,7 @@ from forerun_export.recipe import Precision, read_recipe
 from forerun_export.sources import Source, resolve
 from helpers.graphs import save
 from helpers.traced_checkpoints import MAKERS, TINY, VARIANTS
+from helpers.true_shapes import assert_shapes_are_true
 
 CONTEXT = 128
 PROMPTS = ([20, 40, 60, 80, 100, 120, 140, 160, 180, 200, 220], [31, 32, 31, 32, 31, 32], [7])
@@ -87,6 +88,10 @@ def test_the_error_is_what_the_table_says(model: Exported) -> None:
         assert found.max_error / (found.bound / ROUNDING_MULTIPLE) <= 2 * recorded[model.name]
 
 
+def test_every_value_has_the_shape_that_the_graph_declares(model: Exported) -> None:
+    assert_shapes_are_true(model.graph)
+
+
 @pytest.mark.parametrize("controls", [{}, {"temperature": 0.9, "seed": 3}], ids=["greedy", "coupled"])
 def test_speculation_gives_the_tokens_of_plain_decoding_alone_and_in_a_batch(
     model: Exported, controls: dict[str, float]
@@ -101,7 +106,7 @@ def test_speculation_gives_the_tokens_of_plain_decoding_alone_and_in_a_batch(
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("name", TINY)
-def test_quantized_rows_do_not_depend_on_the_call(
+def test_quantized_rows_do_not_depend_on_the_call_and_shapes_are_as_declared(
     name: str, precision: Precision, exported: Callable[[str], Exported], tmp_path: Path
 ) -> None:
     model = exported(name)
@@ -110,14 +115,16 @@ def test_quantized_rows_do_not_depend_on_the_call(
     assert set(products(graph)) >= {precision}
     save_graph(graph, tmp_path / "model.onnx", tmp_path / "model.onnx.data")
     row_check.check(GraphRunner(tmp_path / "model.onnx"), precision=precision)
+    assert_shapes_are_true(tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize("row", [row for row in ARCHITECTURES if "mobius" in row.frontends], ids=lambda row: row.name)
-def test_both_front_ends_give_the_same_logits(
+def test_both_front_ends_give_the_same_logits_and_tell_their_shapes(
     row: KnownArchitecture, exported: Callable[[str], Exported], tmp_path: Path
 ) -> None:
     traced = exported(row.model_type)
     built = save(build_decoder(traced.source, context=CONTEXT, frontend="mobius"), tmp_path)
+    assert_shapes_are_true(built)
     tokens = [list(range(5, 60)), list(range(60, 5, -1))]
     logits = []
     for graph in (built, traced.graph):

@@ -38,6 +38,7 @@ from helpers.heads import random_head
 from helpers.table_heads import head_of
 from helpers.table_models import engine_directory, random_model
 from helpers.traced_checkpoints import tiny
+from helpers.true_shapes import assert_shapes_are_true
 
 pytestmark = pytest.mark.usefixtures("sampling_graphs_once")
 
@@ -126,6 +127,11 @@ def test_the_manifest_the_summary_and_inspect_tell_of_the_head(engines: ExportRe
     assert "a trained head: it reads the target's features, from behind its layers 1, 1, 3" in told
     assert "logits to 100 tokens only" in told
     assert run("inspect", engines.path, "--verify").exit_code == 0
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_every_value_has_the_shape_that_the_graph_declares(engines: ExportResult, role: str) -> None:
+    assert_shapes_are_true(engines.path / role / "model.onnx")
 
 
 def test_only_candidate_tokens_are_ever_proposed(engines: ExportResult, head: Path) -> None:

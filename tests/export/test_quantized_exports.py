@@ -15,6 +15,7 @@ from forerun_export import row_check
 from forerun_export.build import ExportResult, export
 from forerun_export.recipe import read_recipe
 from helpers.checkpoints import tiny_llama, tiny_llama_of_whole_blocks
+from helpers.true_shapes import assert_shapes_are_true
 
 pytestmark = pytest.mark.usefixtures("sampling_graphs_once")
 
@@ -83,6 +84,10 @@ def test_a_draft_of_the_target_s_layers_reads_its_quantized_weights(shared: Expo
     assert [name for name in files if name.endswith(".data")] == ["target/model.onnx.data"]
     assert shared.manifest.draft is not None
     assert shared.manifest.draft.weights == "target/model.onnx.data"
+
+
+def test_a_draft_beside_its_target_s_weights_has_the_shapes_that_it_declares(shared: ExportResult) -> None:
+    assert_shapes_are_true(shared.path / "draft" / "model.onnx", weights_folder=shared.path / "target")
 
 
 @pytest.mark.parametrize("controls", CONTROLS, ids=str)

@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 from forerun_export.sampling.stages import SAMPLING_GRAPHS, save_sampling_graphs
+from helpers.true_shapes import assert_shapes_are_true
 
 # Standard operators that the CUDA provider and TensorRT's parser both have.
 PORTABLE = """
@@ -45,9 +46,8 @@ def graphs_in(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def named_dimensions(value: onnx.ValueInfoProto) -> set[str]:
-    """The symbolic sizes of a tensor, less those that shape inference made up."""
-    names = {size.dim_param for size in value.type.tensor_type.shape.dim if size.dim_param}
-    return {name for name in names if not name.startswith("unk__")}
+    """The symbolic sizes of a tensor."""
+    return {size.dim_param for size in value.type.tensor_type.shape.dim if size.dim_param}
 
 
 @pytest.fixture(scope="module", params=[300, 512])
@@ -73,6 +73,11 @@ def test_stages_hold_portable_standard_operators_only(files: dict[str, Path]) ->
         assert used <= set(PORTABLE.split())
         types = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
         assert types <= {onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.BOOL}
+
+
+@pytest.mark.parametrize("name", SAMPLING_GRAPHS)
+def test_every_value_has_the_shape_that_the_graph_declares(files: dict[str, Path], name: str) -> None:
+    assert_shapes_are_true(files[name], may_be_open=True)
 
 
 def test_inner_tensors_carry_no_dimension_of_a_formula(files: dict[str, Path]) -> None:

@@ -19,17 +19,20 @@ ODD: Sizes = {"B": 2, "S": 5, "R": 3, "C": 67, "F": 11, "K": 7, "E": 13}
 SINGLE: Sizes = {**ODD, "B": 1, "S": 1, "R": 1, "K": 1}
 
 
-def assert_shapes_are_true(graph: Path, *, weights_folder: Path | None = None) -> None:
-    """Checker and strict inference pass by path, and what every node makes has the declared type and shape."""
+def assert_shapes_are_true(graph: Path, *, weights_folder: Path | None = None, may_be_open: bool = False) -> None:
+    """Checker and strict inference pass by path, and what every node makes has the declared type and shape.
+
+    `may_be_open` where sizes depend on data. Sizes have no other names than those of ODD.
+    """
     _check_by_path(graph, weights_folder)
     for sizes in (ODD, SINGLE):
         declared, made = _run(graph, weights_folder or graph.parent, sizes)
-        wrong = {
-            name: (made[name].shape, declared[name].shape)
-            for name in made
-            if not _is(made[name], declared[name], sizes)
-        }
-        assert not wrong, f"{graph}: {len(wrong)} of {len(made)} values are not as declared: {list(wrong.items())[:3]}"
+        wrong = [
+            f"{name} is {made[name].dtype} {list(made[name].shape)}, declared {value.dtype} {value.shape}"
+            for name, value in declared.items()
+            if not _fits(made[name], value, sizes, may_be_open)
+        ]
+        assert not wrong, f"{graph}: {len(wrong)} of {len(made)} values are not as declared: {'; '.join(wrong[:3])}"
 
 
 def _check_by_path(graph: Path, weights_folder: Path | None) -> None:
@@ -64,26 +67,30 @@ def _run(
 
 
 def _feed(value: ir.Value, sizes: Sizes) -> npt.NDArray[Any]:
-    """Ones where numbers are indices: no size is below 1, and none is left out of a call."""
+    """Some numbers, and the first place for whatever is an index."""
     assert value.shape is not None
     assert value.dtype is not None
-    shape = [size if isinstance(size, int) else size.evaluate(sizes) for size in value.shape]
+    shape = [_size(size, sizes) for size in value.shape]
     if value.dtype is ir.DataType.FLOAT:
         return np.random.default_rng(1).random(shape, np.float32)
     return np.zeros(shape, value.dtype.numpy())
 
 
-def _is(array: npt.NDArray[Any], value: ir.Value, sizes: Sizes) -> bool:
-    """A size that has another name, or none, may be anything."""
+def _fits(array: npt.NDArray[Any], value: ir.Value, sizes: Sizes, may_be_open: bool) -> bool:
     if value.shape is None or value.dtype is None or len(value.shape) != array.ndim:
         return False
-    expected = [
-        size
-        if isinstance(size, int)
-        else size.evaluate(sizes)
-        if size.free_symbols() <= sizes.keys() and size.value
-        else None
-        for size in value.shape
-    ]
-    same_type = array.dtype == value.dtype.numpy()
-    return same_type and all(size in (None, found) for size, found in zip(expected, array.shape, strict=True))
+    expected = [None if may_be_open and _is_open(size) else _size(size, sizes) for size in value.shape]
+    same_shape = all(size in (None, found) for size, found in zip(expected, array.shape, strict=True))
+    return same_shape and array.dtype == value.dtype.numpy()
+
+
+def _is_open(size: int | ir.SymbolicDim) -> bool:
+    return isinstance(size, ir.SymbolicDim) and size.value is None
+
+
+def _size(size: int | ir.SymbolicDim, sizes: Sizes) -> int:
+    """A declared size in a call; -1 for one that has no name, or an unknown one."""
+    if isinstance(size, int):
+        return size
+    known = not _is_open(size) and size.free_symbols() <= sizes.keys()
+    return int(size.evaluate(sizes) or 0) if known else -1
