@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.contract import check, decoder_inputs, decoder_outputs
+from forerun.contract import check, decoder_inputs, decoder_outputs, violations
 from forerun.engine import Call, ElementType, TensorSpec
 from forerun.errors import EngineError
 from forerun.manifest import Architecture
@@ -86,3 +86,15 @@ def test_all_departures_are_told_at_once() -> None:
 
     with pytest.raises(EngineError, match="input input_ids is missing; output logits is missing"):
         check_changed(change)
+
+
+def test_names_of_sizes_are_free_when_a_graph_is_loaded_and_fixed_when_its_export_is_checked() -> None:
+    inputs, outputs = (
+        [TensorSpec(name, kind, shape) for name, (kind, shape) in expected(ARCHITECTURE).items()]
+        for expected in (decoder_inputs, decoder_outputs)
+    )
+    assert violations(inputs, outputs, ARCHITECTURE, by_name=True) == []
+    outputs[1] = replace(outputs[1], shape=("batch", 3, "C", 16))
+    assert violations(inputs, outputs, ARCHITECTURE) == []
+    said = "output k_cache_out.0 is float [batch,3,C,16], expected float [B,3,C,16]"
+    assert violations(inputs, outputs, ARCHITECTURE, by_name=True) == [said]
