@@ -4,19 +4,53 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from forerun.errors import RequestError
 from forerun.randomness import SEED_BITS
+from forerun.values import (
+    BYTES,
+    check_flag,
+    check_integer,
+    check_number,
+    check_text,
+    is_sequence,
+    items,
+    list_of,
+    number,
+    shown,
+    token_id,
+    token_ids,
+)
 from forerun.workspace import TOP_LOGPROBS
 
 DraftName = Literal["auto", "model", "ngram", "none"]
 LawName = Literal["auto", "residual", "block", "coupled", "greedy"]
 
 LARGEST_EDIT, SMALLEST_PENALTY = 1e9, 1e-9  # what these edit is still a float32 number
+
+_NUMBERS: Mapping[str, Mapping[str, float]] = {
+    "temperature": {"minimum": 0},
+    "repetition_penalty": {"minimum": SMALLEST_PENALTY, "maximum": LARGEST_EDIT},
+    "presence_penalty": {"minimum": -LARGEST_EDIT, "maximum": LARGEST_EDIT},
+    "frequency_penalty": {"minimum": -LARGEST_EDIT, "maximum": LARGEST_EDIT},
+    "top_p": {"above": 0, "maximum": 1},
+    "min_p": {"minimum": 0, "maximum": 1},
+}
+# Integer controls: the least they may be, and what they must be below.
+_INTEGERS: Mapping[str, tuple[int, int | None]] = {
+    "top_k": (0, 2**31),
+    "no_repeat_ngram": (0, None),
+    "min_new_tokens": (0, None),
+    "max_new_tokens": (1, None),
+    "n": (1, None),
+    "logprobs": (0, TOP_LOGPROBS + 1),
+    "seed": (0, 2**SEED_BITS),
+    "draft_length": (0, None),
+}
+_MAY_BE_NONE = frozenset({"logprobs", "seed", "draft_length"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,46 +125,27 @@ class Controls:
             )
 
     def _check_numbers(self) -> None:
-        _check_number("temperature", self.temperature, minimum=0)
-        _check_number("repetition_penalty", self.repetition_penalty, minimum=SMALLEST_PENALTY, maximum=LARGEST_EDIT)
-        for name in ("presence_penalty", "frequency_penalty"):
-            _check_number(name, getattr(self, name), minimum=-LARGEST_EDIT, maximum=LARGEST_EDIT)
-        _check_number("top_p", self.top_p, above=0, maximum=1)
-        _check_number("min_p", self.min_p, minimum=0, maximum=1)
-        _check_integer("top_k", self.top_k, minimum=0, below=2**31)
-        _check_integer("no_repeat_ngram", self.no_repeat_ngram, minimum=0)
-        _check_integer("min_new_tokens", self.min_new_tokens, minimum=0)
-        _check_integer("max_new_tokens", self.max_new_tokens, minimum=1)
-        _check_integer("n", self.n, minimum=1)
-        if self.logprobs is not None:
-            _check_integer("logprobs", self.logprobs, minimum=0, below=TOP_LOGPROBS + 1)
-        if self.seed is not None:
-            _check_integer("seed", self.seed, minimum=0, below=2**SEED_BITS)
-        if self.draft_length is not None:
-            _check_integer("draft_length", self.draft_length, minimum=0)
+        for name, limits in _NUMBERS.items():
+            self._set(name, check_number(name, getattr(self, name), **limits))
+        for name, (minimum, below) in _INTEGERS.items():
+            if (value := getattr(self, name)) is not None or name not in _MAY_BE_NONE:
+                self._set(name, check_integer(name, value, minimum=minimum, below=below))
+        for name in ("force_end", "raw"):
+            self._set(name, check_flag(name, getattr(self, name)))
 
     def _check_sequences(self) -> None:
         """Also makes a text that stands for a list of one a tuple, and every list one."""
-        stop = _as_tuple("stop", self.stop, "texts")
-        if not all(isinstance(text, str) and text for text in stop):
-            raise RequestError("stop: an empty text would end every output at once; give texts of a character or more")
-        words = _as_tuple("bad_words", self.bad_words, "texts or token sequences")
-        if not all(isinstance(word, Sequence) and len(word) for word in words):
-            raise RequestError("bad_words: an empty one would ban every token; give texts or token sequences")
-        _check_tokens("bad_words", (token for word in words if not isinstance(word, str) for token in word))
-        tokens = _as_tuple("stop_tokens", self.stop_tokens, "token ids")
-        _check_tokens("stop_tokens", tokens)
-        for name, value in (("stop", stop), ("bad_words", words), ("stop_tokens", tokens)):
-            object.__setattr__(self, name, value)
+        self._set("stop", tuple(_stop_text(text) for text in _as_list("stop", self.stop, "texts")))
+        words = _as_list("bad_words", self.bad_words, "texts or token sequences")
+        self._set("bad_words", tuple(_bad_word(word) for word in words))
+        self._set("stop_tokens", token_ids("stop_tokens", _as_list("stop_tokens", self.stop_tokens, "token ids")))
         if not isinstance(self.logit_bias, Mapping):
-            raise RequestError(f"logit_bias is {self.logit_bias!r}; give a mapping from token ids to numbers")
-        _check_tokens("logit_bias", self.logit_bias)
-        for token, bias in self.logit_bias.items():
-            is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
-            if not is_number or not (abs(bias) <= LARGEST_EDIT or abs(bias) == math.inf):
-                raise RequestError(
-                    f"logit_bias of token {token} is {bias!r}; give a number of at most 1e9 either way, or +-inf"
-                )
+            raise RequestError(f"logit_bias is {shown(self.logit_bias)}; give a mapping from token ids to numbers")
+        biases = ((token_id("logit_bias", token), bias) for token, bias in self.logit_bias.items())
+        self._set("logit_bias", {token: _bias(token, bias) for token, bias in biases})
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # frozen: what was given becomes plain once, while it is made
 
     @property
     def law_name(self) -> str:
@@ -160,48 +175,37 @@ def make_controls(options: Mapping[str, object]) -> Controls:
     return Controls(**options)  # type: ignore[arg-type]  # each value is checked by Controls
 
 
-def _check_number(
-    name: str,
-    value: object,
-    *,
-    minimum: float = -math.inf,
-    above: float = -math.inf,
-    maximum: float = math.inf,
-) -> None:
-    parts = [
-        f"of at least {minimum}" if minimum > -math.inf else "",
-        f"above {above}" if above > -math.inf else "",
-        f"up to {maximum}" if maximum < math.inf else "",
-    ]
-    wanted = " ".join(["a finite number", *filter(None, parts)])
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-        raise RequestError(f"{name} is {value!r}; give {wanted}")
-    if value < minimum or value <= above or value > maximum:
-        raise RequestError(f"{name} is {value}; give {wanted}")
-
-
-def _check_integer(name: str, value: object, *, minimum: int, below: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} is {value!r}; give a whole number")
-    if value < minimum or (below is not None and value >= below):
-        bounds = f"of at least {minimum}" + (f" and below {below}" if below is not None else "")
-        raise RequestError(f"{name} is {value}; give a whole number {bounds}")
-
-
-def _check_tokens(name: str, tokens: Iterable[object]) -> None:
-    for token in tokens:
-        if isinstance(token, bool) or not isinstance(token, int):
-            raise RequestError(f"{name}: {token!r} is no token id; give whole numbers")
-
-
 def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise RequestError(f"unknown {name} {value!r}; known: {', '.join(known)}")
+    if not isinstance(value, str) or value not in known:
+        raise RequestError(f"unknown {name} {shown(value)}; known: {', '.join(known)}")
 
 
-def _as_tuple(name: str, value: object, what: str) -> tuple[Any, ...]:
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, Sequence):
-        raise RequestError(f"{name}: {value!r} is no list; give {what}")
-    return tuple(value)
+def _as_list(name: str, value: object, what: str) -> list[Any]:
+    return [value] if isinstance(value, str) else items(name, value, what)
+
+
+def _stop_text(text: object) -> str:
+    if not isinstance(text, str):
+        raise RequestError(f"stop: {shown(text)} is no text; give texts")
+    if not text:
+        raise RequestError("stop: an empty text would end every output at once; give texts of a character or more")
+    return check_text("stop", text)
+
+
+def _bad_word(word: object) -> str | tuple[int, ...]:
+    if isinstance(word, str) and word:
+        return check_text("bad_words", word)
+    if is_sequence(word) and (tokens := list_of(word)):
+        return token_ids("bad_words", tokens)
+    if isinstance(word, BYTES):
+        items("bad_words", word, "texts")  # tells what is wrong with it
+    raise RequestError("bad_words: an empty one would ban every token; give texts or token sequences")
+
+
+def _bias(token: int, value: object) -> float:
+    bias = number(value)
+    if bias is None or not (abs(bias) <= LARGEST_EDIT or abs(bias) == math.inf):
+        raise RequestError(
+            f"logit_bias of token {token} is {shown(value)}; give a number of at most 1e9 either way, or +-inf"
+        )
+    return bias

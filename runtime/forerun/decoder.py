@@ -28,7 +28,16 @@ from forerun.ngram import NgramDraft
 from forerun.planning import Planner
 from forerun.profiling import calls_of_a_round
 from forerun.randomness import fresh_seed, sibling_seed
-from forerun.request import Prompt, Request, as_request, check_tokens, edit_rules, is_batch, prompt_tokens
+from forerun.request import (
+    Prompt,
+    Request,
+    TokenArray,
+    as_request,
+    as_requests,
+    check_tokens,
+    edit_rules,
+    prompt_tokens,
+)
 from forerun.row import Chunk, FinishReason, Row, TokenLogprob
 from forerun.sampling import Sampler
 from forerun.scheduler import Scheduler
@@ -139,21 +148,23 @@ class Decoder:
     def generate(self, prompts: Sequence[Mapping[str, object]], /, **controls: Any) -> Generation: ...
     @overload
     def generate(self, prompts: Sequence[Prompt | Request], /, **controls: Any) -> list[Generation]: ...
+    @overload
+    def generate(self, prompts: TokenArray, /, **controls: Any) -> Generation | list[Generation]: ...
 
     def generate(self, prompts: Any, /, **controls: Any) -> Generation | list[Generation]:
         """Decode one prompt, or a batch of them together.
 
-        A prompt is text, a list of token ids, or a list of chat messages; a batch is a list of prompts or of
-        `Request`s, which carry their own controls. `controls` are those of `Controls`, for every prompt that brings
-        none. A batch may be larger than the engines' maximum: what does not fit waits for a row.
+        A prompt is text, a sequence of token ids (a list, a range, an array of one dimension), or a list of chat
+        messages; a batch is a list of prompts or of `Request`s, which carry their own controls, or an array of two
+        dimensions. `controls` are those of `Controls`, for every prompt that brings none. A batch may be larger than
+        the engines' maximum: what does not fit waits for a row.
 
         Gives a list for a batch, and for a prompt of which `n` > 1 samples are wanted; in a batch, the samples of a
         prompt follow one another.
 
         Raises RequestError, before any work, for a prompt or a control that cannot be honoured.
         """
-        batch = is_batch(prompts)
-        requests = [as_request(prompt, controls) for prompt in (prompts if batch else [prompts])]
+        requests, batch = as_requests(prompts, controls)
         rows: list[Row] = []
         for request in requests:
             rows += self._rows(request, first_number=len(rows))
@@ -168,14 +179,14 @@ class Decoder:
         generations = [_generation(row) for row in rows]
         return generations if batch or len(generations) > 1 else generations[0]
 
-    def stream(self, prompt: Prompt | Request, /, **controls: Any) -> Generator[Chunk, None, Generation]:
+    def stream(self, prompt: Prompt | TokenArray | Request, /, **controls: Any) -> Generator[Chunk, None, Generation]:
         """Decode one prompt and yield what each round emitted.
 
         The chunks' texts add up to the text that `generate` returns; a chunk's text can be empty. Leaving the
         iterator ends the sequence. Several streams may be read in turn: they are decoded in one batch.
         The generator's return value is the `Generation`. Raises as `generate` does, at once.
         """
-        request = as_request(prompt, controls)
+        request = as_request(prompt, controls)  # type: ignore[arg-type]  # an array becomes token ids
         if request.controls.n > 1:
             raise RequestError(f"n is {request.controls.n}: a stream carries one sample; open a stream for each")
         return self._stream(self._rows(request)[0])

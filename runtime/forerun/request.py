@@ -4,28 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from forerun.controls import Controls, make_controls
 from forerun.edits import EditRules
 from forerun.errors import RequestError
 from forerun.tokenizer import Tokenizer
+from forerun.values import BYTES, integer, is_sequence, list_of, shown
+
+_WANTED = "a prompt is a text, a list of token ids or a list of chat messages, and a batch is a list of prompts"
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, object]]
 """Text, token ids, or chat messages ({"role": .., "content": ..})."""
 
 
+class TokenArray(Protocol):
+    """Token ids in an array, of NumPy, torch or Python: one dimension is a prompt, two are a batch of its rows."""
+
+    def tolist(self) -> Any:
+        """Its numbers as lists."""
+
+
 @dataclass(frozen=True)
 class Request:
-    """A prompt with its own controls, for batches whose rows differ."""
+    """A prompt with its own controls, for batches whose rows differ. Raises RequestError for what is no prompt."""
 
     prompt: Prompt
     controls: Controls = field(default_factory=Controls)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt", _as_prompt(self.prompt))
+
     @classmethod
-    def of(cls, prompt: Prompt, **controls: object) -> Request:
+    def of(cls, prompt: Prompt | TokenArray, **controls: object) -> Request:
         """A request from a prompt and `Controls` by keyword. Raises RequestError for what means nothing."""
-        return cls(prompt, make_controls(controls))
+        return cls(prompt, make_controls(controls))  # type: ignore[arg-type]  # an array becomes token ids
+
+
+def as_requests(prompts: Any, controls: Mapping[str, object]) -> tuple[list[Request], bool]:
+    """The requests of one prompt or of a batch of them, and whether it is a batch.
+
+    A list of token ids and one of chat messages are one prompt; a request keeps its own controls.
+    Raises RequestError for what is neither a prompt nor a list of them.
+    """
+    if isinstance(prompts, Request):
+        return [prompts], False
+    if is_sequence(prompts):
+        items = list_of(prompts)
+        if not items:
+            raise RequestError(f"{_WANTED}; got {type(prompts).__name__} with nothing in it")
+        if _is_batch(items):
+            return [as_request(prompt, controls) for prompt in items], True
+    return [as_request(prompts, controls)], False
 
 
 def as_request(prompt: Prompt | Request, controls: Mapping[str, object]) -> Request:
@@ -33,24 +63,33 @@ def as_request(prompt: Prompt | Request, controls: Mapping[str, object]) -> Requ
     return prompt if isinstance(prompt, Request) else Request(prompt, make_controls(controls))
 
 
-def is_batch(prompts: Any) -> bool:
-    """Whether it is a list of prompts; lists of token ids and of chat messages are one prompt.
+def _is_batch(items: Sequence[object]) -> bool:
+    return all(isinstance(item, (str, Request, *BYTES)) or is_sequence(item) for item in items)
 
-    Raises RequestError for what is neither a prompt nor a list of them.
-    """
-    if isinstance(prompts, str | Request):
-        return False
-    if isinstance(prompts, Sequence) and prompts:
-        if all(isinstance(item, int) and not isinstance(item, bool) for item in prompts):
-            return False
-        if all(isinstance(item, Mapping) for item in prompts):
-            return False
-        if all(isinstance(item, str | Request | Sequence) for item in prompts):
-            return True
-    raise RequestError(
-        "a prompt is a text, a list of token ids or a list of chat messages, and a batch is a list of prompts; "
-        f"got {type(prompts).__name__}" + (" with nothing in it" if not prompts else "")
-    )
+
+def _as_prompt(prompt: Any) -> Prompt:
+    """The prompt with plain token ids. Raises RequestError, saying what was given, for anything else."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, BYTES):
+        raise RequestError(
+            f"the prompt is {type(prompt).__name__}, neither text nor token ids; "
+            "give prompt.decode() for text, or list(prompt) for ids"
+        )
+    if is_sequence(prompt):
+        items = list_of(prompt)
+        if items and all(isinstance(item, Mapping) for item in items):
+            return tuple(items)
+        return _as_tokens(items)
+    raise RequestError(f"{_WANTED}; got {type(prompt).__name__}")
+
+
+def _as_tokens(items: Sequence[object]) -> tuple[int, ...]:
+    tokens = [integer(item) for item in items]
+    if None in tokens:
+        wrong = tokens.index(None)
+        raise RequestError(f"{_WANTED}; got a list whose item {wrong} is {shown(items[wrong])}")
+    return tuple(token for token in tokens if token is not None)
 
 
 def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer, *, raw: bool) -> list[int]:
@@ -60,16 +99,16 @@ def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer, *, raw: bool) -> list[in
             return tokenizer.encode(prompt)
         return tokenizer.chat([{"role": "user", "content": prompt}])
     if prompt and isinstance(prompt[0], Mapping):
-        return tokenizer.chat(prompt)  # type: ignore[arg-type]  # all are messages, as `is_batch` has seen
-    return list(prompt)  # type: ignore[arg-type]
+        return tokenizer.chat(prompt)  # type: ignore[arg-type]  # all are messages, as `Request` has seen
+    return list(prompt)  # type: ignore[arg-type]  # token ids, then
 
 
 def check_tokens(tokens: Sequence[int], *, vocabulary_size: int, context: int) -> None:
     """Raises RequestError for a prompt that no row could hold."""
     if not tokens:
         raise RequestError("the prompt is empty; give at least one token to continue from")
-    if wrong := [token for token in tokens if not (isinstance(token, int) and 0 <= token < vocabulary_size)]:
-        raise RequestError(f"token {wrong[0]!r} is not in the vocabulary; ids go from 0 to {vocabulary_size - 1}")
+    if wrong := [token for token in tokens if not 0 <= token < vocabulary_size]:
+        raise RequestError(f"token {wrong[0]} is not in the vocabulary; ids go from 0 to {vocabulary_size - 1}")
     if len(tokens) >= context:
         raise RequestError(
             f"the prompt has {len(tokens)} tokens, which leaves no room in a context of {context}; "

@@ -1,10 +1,14 @@
 """Prompts in every form, and engine directories that do not fit together."""
 
 import dataclasses
+from array import array
+from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import forerun
 from forerun import Decoder, EngineError, Request, RequestError
@@ -34,6 +38,15 @@ def decoder(pair: TablePair) -> Decoder:
         ([{"role": "user", "content": "w1 w2 w3"}], {}),
         ([{"role": "system", "content": "w1 "}, {"role": "user", "content": "w2 w3"}], {}),
         (Request([1, 2, 3]), {}),
+        (range(1, 4), {}),
+        (deque([1, 2, 3]), {}),
+        (array("H", [1, 2, 3]), {}),
+        (np.array([1, 2, 3]), {}),
+        (np.array([1, 2, 3], np.uint8)[::1], {}),
+        ([np.int64(1), np.uint8(2), 3], {}),
+        (list(torch.tensor([1, 2, 3])), {}),
+        (torch.tensor([1, 2, 3], dtype=torch.int32), {}),
+        (Request.of(np.array([1, 2, 3])), {}),
     ],
 )
 def test_a_prompt_may_be_tokens_text_or_messages(
@@ -54,6 +67,24 @@ def test_a_batch_may_mix_forms_and_gives_a_list_even_of_one(pair: TablePair, dec
     assert [one.token_ids for one in only] == [expected]
 
 
+@pytest.mark.parametrize(
+    "batch", [np.array([[1, 2], [3, 4]]), torch.tensor([[1, 2], [3, 4]]), [np.array([1, 2]), [3, 4]]]
+)
+def test_an_array_of_two_dimensions_is_a_batch_of_its_rows(pair: TablePair, decoder: Decoder, batch: Any) -> None:
+    found = decoder.generate(batch, max_new_tokens=4)
+    assert [one.token_ids for one in found] == [greedy(pair.target, prompt, 4) for prompt in ([1, 2], [3, 4])]
+
+
+def test_a_stream_takes_an_array_and_what_is_kept_of_it_is_plain(pair: TablePair, decoder: Decoder) -> None:
+    tokens = np.array([1, 2])
+    request = Request.of(tokens)
+    chunks = decoder.stream(tokens, max_new_tokens=4)
+    tokens[:] = 7
+    assert tuple(token for chunk in chunks for token in chunk.token_ids) == greedy(pair.target, [1, 2], 4)
+    assert request.prompt == (1, 2)
+    assert [type(token) for token in request.prompt] == [int, int]
+
+
 def test_a_request_keeps_its_own_controls(decoder: Decoder) -> None:
     long, short = decoder.generate([[1, 2], Request.of([1, 2], max_new_tokens=2)], max_new_tokens=6)
     assert (len(long.token_ids), len(short.token_ids)) == (6, 2)
@@ -69,8 +100,22 @@ def test_a_request_keeps_its_own_controls(decoder: Decoder) -> None:
         ([1, "w2"], "a prompt is a text"),
         ([1.5], "a prompt is a text"),
         ([True], "a prompt is a text"),
-        ([[1, 2.5]], "token 2.5 is not in the vocabulary"),
-        ([["w1"]], "token 'w1' is not in the vocabulary"),
+        ([[1, 2.5]], "a prompt is a text.*; got a list whose item 1 is 2.5"),
+        ([["w1"]], "a prompt is a text.*; got a list whose item 0 is 'w1'"),
+        (iter([1, 2]), "got list_iterator"),
+        ({1, 2}, "got set"),
+        ({"role": "user", "content": "w1"}, "got dict"),
+        (b"w1 w2", r"the prompt is bytes, neither text nor token ids; give prompt.decode\(\) for text"),
+        (bytearray(b"w1"), "the prompt is bytearray, neither text nor token ids"),
+        (memoryview(b"w1"), "the prompt is memoryview, neither text nor token ids"),
+        ([b"w1"], "the prompt is bytes, neither text nor token ids"),
+        (np.array([1.0, 2.0]), "got a list whose item 0 is 1.0"),
+        (np.array([True]), "got a list whose item 0 is True"),
+        ([np.True_], "got a list whose item 0 is np.True_"),
+        (np.array(3), "got ndarray"),
+        (np.zeros((1, 2, 1), int), r"got a list whose item 0 is \[0\]"),
+        (np.array([], int), "got ndarray with nothing in it"),
+        (torch.tensor([1.5]), "got a list whose item 0 is 1.5"),
         ([1, 8], "token 8 is not in the vocabulary; ids go from 0 to 7"),
         ([-1], "token -1 is not in the vocabulary"),
         ("\ud800", "the prompt is no valid Unicode text"),
