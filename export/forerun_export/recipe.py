@@ -18,6 +18,7 @@ Device: TypeAlias = Literal["cpu"]
 
 _LAYERS = "layers:"
 _HEAD = "head:"
+_NONE = "none"  # as in `forerun generate --draft none`; a folder of that name is ./none
 # Behind a fault of the recipe that asks for what people reasonably expect.
 _REASONS = {'found "fp16"': "onnxruntime's CPU provider has no product in fp16, it would run as fp32 with casts"}
 # The key of a recipe that each command-line option sets; the option's name is what an error then names.
@@ -179,6 +180,8 @@ def read_recipe(path: Path | None = None, options: Mapping[str, str | int | None
         _set(data, _KEYS[name], value)
     if "target" in given and isinstance(data["target"], dict):
         data["target"].pop("download", None)  # it is another model's
+    if given.get("draft") == _NONE and isinstance(data["draft"], dict):
+        _keep_only_given(data["draft"], given)  # the rest is of the file's draft
     try:
         return _from_file(parse(_RecipeFile, data), Path() if path is None else path.parent, given)
     except SchemaError as error:
@@ -205,6 +208,12 @@ def _set(data: dict[str, Any], key: str, value: object) -> None:
     inner[last] = value
 
 
+def _keep_only_given(draft: dict[str, Any], given: Mapping[str, object]) -> None:
+    wanted = {_KEYS[name] for name in given}
+    for key in [key for key in draft if f"draft.{key}" not in wanted]:
+        del draft[key]
+
+
 def _from_file(content: _RecipeFile, folder: Path, given: Mapping[str, object]) -> Recipe:
     target, draft = content.target, None
     if "target" not in given:
@@ -216,7 +225,12 @@ def _from_file(content: _RecipeFile, folder: Path, given: Mapping[str, object]) 
     return Recipe(target, draft, content.limits, content.device, content.frontend)
 
 
-def _draft(table: _DraftTable, folder: Path, *, default: Precision) -> DraftRecipe:
+def _draft(table: _DraftTable, folder: Path, *, default: Precision) -> DraftRecipe | None:
+    if table.source == _NONE:
+        said = {"precision": table.precision, "vocabulary": table.vocabulary}
+        if faults := [f"draft.{key}: there is no draft; leave it out" for key, value in said.items() if value]:
+            raise SchemaError(faults)
+        return None
     precision = table.precision or default
     try:
         layers = parse_layers(table.source)
@@ -230,7 +244,7 @@ def _draft(table: _DraftTable, folder: Path, *, default: Precision) -> DraftReci
     if table.source.startswith(_HEAD):
         return _head(table, folder, precision)
     if not table.source.strip():
-        raise SchemaError(["draft.source: expected a source, head:PATH or layers:N,..., found nothing"])
+        raise SchemaError(["draft.source: expected a source, head:PATH, layers:N,... or none, found nothing"])
     return DraftRecipe(_resolve(table.source, folder), (), precision, table.vocabulary)
 
 

@@ -191,8 +191,8 @@ def inspect(directory: Path, verify: bool, as_json: bool) -> None:
 @click.option("--target", metavar="SRC", help="A GGUF file, a Hugging Face folder or a hub id.")
 @click.option(
     "--draft",
-    metavar="SRC|head:PATH|layers:N,..",
-    help="A source, a trained head's folder, or the target without these layers.",
+    metavar="SRC|head:PATH|layers:N,..|none",
+    help="A source, a trained head's folder, the target without these layers, or no draft.",
 )
 @click.option("--precision", help="Of the target's weights: fp32, int8 or int4. [default: fp32]")
 @click.option("--draft-precision", help="Of the draft's weights. [default: the target's]")

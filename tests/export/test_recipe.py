@@ -139,6 +139,36 @@ def test_options_win_over_the_file_and_none_leaves_it(tmp_path: Path) -> None:
     )
 
 
+def test_a_draft_of_none_is_no_draft(tmp_path: Path) -> None:
+    without = read_recipe(None, {"target": "a.gguf"})
+    assert read_recipe(None, {"target": "a.gguf", "draft": "none"}) == without
+    text = '[target]\nsource = "owner/name"\n'
+    written_out = read_recipe(written(tmp_path, f'{text}[draft]\nsource = "none"'))
+    assert written_out == read_recipe(written(tmp_path, text))
+    (tmp_path / "none").mkdir()  # a folder of that name has another
+    assert read_recipe(written(tmp_path, f'{text}[draft]\nsource = "none"')) == written_out
+    folder = read_recipe(written(tmp_path, f'{text}[draft]\nsource = "./none"')).draft
+    assert folder == DraftRecipe(str(tmp_path / "none"), (), "fp32")
+
+
+@pytest.mark.parametrize("more", ["", 'precision = "int8"\nvocabulary = 5'])
+def test_no_draft_wins_over_all_that_the_file_says_of_its_own(tmp_path: Path, more: str) -> None:
+    path = written(tmp_path, GOOD.replace('"layers:3,1"', f'"draft.gguf"\n{more}'))
+    original = read_recipe(path)
+    assert original.draft is not None
+    assert read_recipe(path, {"draft": "none"}) == replace(original, draft=None)
+
+
+def test_what_would_be_of_a_draft_that_is_none_is_refused(tmp_path: Path) -> None:
+    options: dict[str, str | int | None] = {"draft": "none", "draft_precision": "int8", "draft_vocabulary": 5}
+    for path in (None, written(tmp_path, GOOD)):
+        message = message_of(path, {"target": "a.gguf", **options})
+        assert "--draft-precision: there is no draft; leave it out" in message
+        assert "--draft-vocabulary: there is no draft; leave it out" in message
+    text = GOOD.replace('"layers:3,1"', '"none"\nprecision = "int8"')
+    assert "draft.precision: there is no draft" in message_of(written(tmp_path, text))
+
+
 def test_another_target_does_not_inherit_the_download(tmp_path: Path) -> None:
     recipe = read_recipe(written(tmp_path, GOOD), {"target": "mine.gguf"})
     assert recipe.target == ModelRecipe("mine.gguf", "fp32", None)
