@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from forerun.chat import check_arguments
 from forerun.errors import RequestError
 from forerun.randomness import SEED_BITS
 from forerun.values import (
@@ -86,7 +87,14 @@ class Controls:
         if it has one, and K = 4 if none is given.
     logprobs: log-probabilities of the emitted tokens, and of so many of the most likely ones; None is off.
     n: samples of the prompt, each with a seed of its own.
-    raw: the prompt is text to continue, not a user's message for the chat template.
+    raw: the prompt is text to continue, not a user's message for the chat template. Special tokens that it spells out
+        are those tokens.
+    template_arguments: what the chat template is given beside the messages: `tools`, `enable_thinking`, .., whatever it
+        knows; `add_generation_prompt` (True unless given: the text ends where the answer begins) and
+        `continue_final_message` (the text ends with the last message's content, which is to be continued).
+    parse_special: special tokens that messages and template arguments spell out ("<|im_end|>") are those tokens, so
+        that whoever writes a message may end it and begin another's. Without it they are text; what the template
+        writes itself is always parsed.
     """
 
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -111,12 +119,19 @@ class Controls:
     logprobs: int | None = None
     n: int = 1
     raw: bool = False
+    template_arguments: Mapping[str, object] = field(default_factory=dict)
+    parse_special: bool = False
 
     def __post_init__(self) -> None:
         self._check_numbers()
         _check_choice("law", self.law, get_args(LawName))
         _check_choice("draft", self.draft, get_args(DraftName))
         self._check_sequences()
+        self._set("template_arguments", check_arguments(self.template_arguments))
+        if self.raw and self.template_arguments:
+            raise RequestError(
+                "template_arguments: a raw prompt goes through no chat template; leave one of the two out"
+            )
         if self.law == "greedy" and self.temperature > 0:
             raise RequestError("law greedy needs temperature 0; leave the law to auto or set the temperature to 0")
         if self.min_new_tokens > self.max_new_tokens:
@@ -130,7 +145,7 @@ class Controls:
         for name, (minimum, below) in _INTEGERS.items():
             if (value := getattr(self, name)) is not None or name not in _MAY_BE_NONE:
                 self._set(name, check_integer(name, value, minimum=minimum, below=below))
-        for name in ("force_end", "raw"):
+        for name in ("force_end", "raw", "parse_special"):
             self._set(name, check_flag(name, getattr(self, name)))
 
     def _check_sequences(self) -> None:

@@ -221,7 +221,7 @@ class Decoder:
     def _rows(self, request: Request, *, first_number: int = 0) -> list[Row]:
         """A row for each sample of a request, numbered from `first_number` on."""
         controls, limits, size = request.controls, self.manifest.limits, self.target.vocabulary_size
-        tokens = prompt_tokens(request.prompt, self.tokenizer, raw=controls.raw)
+        tokens = prompt_tokens(request.prompt, self.tokenizer, controls)
         check_tokens(tokens, vocabulary_size=size, context=limits.context)
         rules = edit_rules(controls, self.tokenizer, vocabulary_size=size)
         drafts, draft_length = self._drafts(controls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,23 @@ def _logit_bias(context: click.Context, parameter: click.Parameter, value: Seque
         except ValueError:
             raise click.BadParameter(f"{entry!r} is not TOKEN=BIAS, as in 42=-1.5 or 42=-inf") from None
     return bias
+
+
+def _template_arguments(context: click.Context, parameter: click.Parameter, value: Sequence[str]) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    for entry in value:
+        name, equals, text = entry.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{entry!r} is not NAME=JSON, as in enable_thinking=false")
+        if name in arguments:
+            raise click.BadParameter(f"{name} is given twice")
+        try:
+            arguments[name] = json.loads(text)
+        except ValueError as error:
+            raise click.BadParameter(
+                f"{entry!r}: {text!r} is no JSON ({error}); write true, 3, '\"a text\"', '[..]' or '{{..}}'"
+            ) from None
+    return arguments
 
 
 def _number(name: str, default: float, text: str) -> _Option:
@@ -92,4 +110,14 @@ _OPTIONS: Sequence[_Option] = (
     ),
     _count("--logprobs", None, "With --json: log-probabilities, and those of the N most likely tokens."),
     _count("--n", 1, "Samples of the prompt, each with a seed of its own."),
+    _several(
+        "--template-arg",
+        "template_arguments",
+        "NAME=JSON",
+        "What the chat template is given, as in enable_thinking=false.",
+        callback=_template_arguments,
+    ),
+    click.option(
+        "--parse-special", is_flag=True, help="Special tokens spelled out in the prompt are tokens, not text."
+    ),
 )

@@ -10,7 +10,7 @@ from forerun.controls import Controls, make_controls
 from forerun.edits import EditRules
 from forerun.errors import RequestError
 from forerun.tokenizer import Tokenizer
-from forerun.values import BYTES, integer, is_sequence, list_of, shown
+from forerun.values import BYTES, check_text, integer, is_sequence, list_of, shown
 
 _WANTED = "a prompt is a text, a list of token ids or a list of chat messages, and a batch is a list of prompts"
 
@@ -92,14 +92,23 @@ def _as_tokens(items: Sequence[object]) -> tuple[int, ...]:
     return tuple(token for token in tokens if token is not None)
 
 
-def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer, *, raw: bool) -> list[int]:
-    """Token ids of a prompt. Text goes through the chat template as a user's message, unless `raw`."""
+def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer, controls: Controls) -> list[int]:
+    """Token ids of a prompt. Text goes through the chat template as a user's message, unless it is `raw`.
+
+    Raises RequestError for text that is no Unicode, and for what the chat template refuses.
+    """
     if isinstance(prompt, str):
-        if raw:
+        check_text("the prompt", prompt)
+        if controls.raw:
             return tokenizer.encode(prompt)
-        return tokenizer.chat([{"role": "user", "content": prompt}])
+        prompt = [{"role": "user", "content": prompt}]
     if prompt and isinstance(prompt[0], Mapping):
-        return tokenizer.chat(prompt)  # type: ignore[arg-type]  # all are messages, as `Request` has seen
+        messages: Any = prompt  # all are, as `Request` has seen
+        return tokenizer.chat(
+            messages, template_arguments=controls.template_arguments, parse_special=controls.parse_special
+        )
+    if controls.template_arguments:
+        raise RequestError("template_arguments: token ids go through no chat template; leave the arguments out")
     return list(prompt)  # type: ignore[arg-type]  # token ids, then
 
 

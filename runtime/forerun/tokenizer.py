@@ -2,21 +2,20 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import cached_property, lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, Self
 
 import tokenizers
 
+from forerun.chat import ChatTemplate, Message, render_chat
+from forerun.contents import replaced, texts_in
 from forerun.errors import EngineError, RequestError
+from forerun.special_text import SpecialText
+from forerun.values import check_text
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-Message = Mapping[str, object]
-"""One turn of a conversation, usually `{"role": ..., "content": ...}`."""
+__all__ = ["Message", "Tokenizer", "render_chat", "vocabulary_sha256"]
 
 
 def vocabulary_sha256(tokenizer: tokenizers.Tokenizer) -> str:
@@ -51,8 +50,9 @@ class Tokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
-        self._bos_token = bos_token
+        self._template = (
+            None if chat_template is None else ChatTemplate(chat_template, bos_token=bos_token, eos_token=eos_token)
+        )
         self._eos_token = eos_token
         self.end_tokens = frozenset(end_tokens)
         """Tokens that end a sequence."""
@@ -80,7 +80,7 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether `chat` can be used."""
-        return self._chat_template is not None
+        return self._template is not None
 
     @cached_property
     def end_token(self) -> int | None:
@@ -89,18 +89,37 @@ class Tokenizer:
         return named if named is not None else min(self.end_tokens, default=None)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Tokens of raw text, with the special tokens that the model expects around it (often none)."""
-        return self._encode(text, add_special_tokens=add_special_tokens)
+        """Tokens of raw text, with the special tokens that the model expects around it (often none).
 
-    def chat(self, messages: Sequence[Message]) -> list[int]:
+        A special token that the text spells out is that token. Raises RequestError for half a surrogate pair.
+        """
+        check_text("the prompt", text)
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        template_arguments: Mapping[str, object] | None = None,
+        parse_special: bool = False,
+    ) -> list[int]:
         """Tokens of a conversation in the model's own format, up to where the model's answer begins.
 
-        Raises RequestError if there is no chat template, or if the template refuses the messages.
+        `template_arguments` are what else the template is given: see `ChatTemplate.render`. A special token that
+        messages or arguments spell out is text, those that the template writes are tokens; with `parse_special`
+        both are tokens.
+        Raises RequestError if there is no chat template, if a text is no Unicode, or if the template refuses the
+        messages.
         """
-        if self._chat_template is None:
+        if self._template is None:
             raise RequestError("this engine has no chat template; pass the prompt with --raw (raw=True)")
-        text = render_chat(self._chat_template, messages, bos_token=self._bos_token, eos_token=self._eos_token)
-        return self._encode(text, add_special_tokens=False)  # the template writes its own
+        contents = (messages, dict(template_arguments or {}))
+        texts = [check_text(where, text) for where, text in _named_texts(*contents)]
+        if parse_special or not self._special_text.any_in(texts):
+            return self.encode(self._template.render(*contents), add_special_tokens=False)  # it writes its own
+        marks = self._special_text.marks(taken=[*texts, self._template.source])
+        marked = [replaced(content, marks.set_in) for content in contents]
+        return marks.encode(self._template.render(*marked))
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of all tokens at once; bytes that are no UTF-8 come out as U+FFFD."""
@@ -125,91 +144,15 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(token for token, entry in added.items() if entry.special)
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the prompt is no valid Unicode text at character {error.start}; pass it as UTF-8"
-            ) from error
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+    @cached_property
+    def _special_text(self) -> SpecialText:
+        return SpecialText(self._tokenizer)
 
 
-def render_chat(
-    template: str,
-    messages: Sequence[Message],
-    *,
-    add_generation_prompt: bool = True,
-    bos_token: str | None = None,
-    eos_token: str | None = None,
-) -> str:
-    """Text of a conversation after a Jinja chat template, in the environment that Hugging Face's expect.
-
-    `strftime_now` is the one thing here that reads the clock: a template that prints the date gives another
-    prompt on another day.
-    Raises EngineError if the template is no Jinja, RequestError with the template's message if it fails.
-    """
-    from jinja2 import TemplateSyntaxError
-
-    # A bos_token of None would print "None", so it stays undefined; templates test `tools is none`.
-    specials = {"bos_token": bos_token, "eos_token": eos_token}
-    names: dict[str, Any] = {name: text for name, text in specials.items() if text is not None}
-    names |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
-    names |= {"tools": None, "documents": None}
-    try:
-        compiled = _chat_environment().from_string(template)
-    except TemplateSyntaxError as error:
-        raise EngineError(
-            f"chat_template.jinja cannot be read (line {error.lineno}: {error.message}); "
-            "export the engine again, or pass the prompt with --raw (raw=True)"
-        ) from error
-    try:
-        return compiled.render(names)
-    except Exception as error:  # a template is a program: it may fail with any Python error
-        reason = " ".join(str(error).split())
-        raise RequestError(
-            f"the chat template refuses these messages: {reason}; change them, or use --raw (raw=True)"
-        ) from error
-
-
-@lru_cache(maxsize=1)
-def _chat_environment() -> "Environment":
-    # jinja2 costs more start-up time than the rest of this module: raw prompts never need it.
-    from jinja2 import TemplateError, nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks the assistant's words for training; here its body is printed as it is."""
-
-        tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance attribute
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def raise_exception(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes <, > and & for HTML, which changes the prompt.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _named_texts(messages: Sequence[Message], arguments: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Every text that goes into a template, with where it stands in what the user gave."""
+    yield from texts_in(messages, "messages")
+    yield from texts_in(arguments, "template_arguments")
 
 
 def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
