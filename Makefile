@@ -1,4 +1,4 @@
-# make demo      build the default engines and watch them decode
+# make demo      build the default engines and see what they are for; PROMPT=".." asks something else
 # make test      everything that CI runs
 # make export    build engines; RECIPE=engines/NAME.toml picks others than the default
 # make measure   print the figures that the README shows
@@ -7,7 +7,6 @@
 
 PYTHON ?= python3
 RECIPE ?= engines/smollm2.toml
-PROMPT ?= Explain in three sentences why the sky is blue.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +17,7 @@ PROMPTS ?= default
 .PHONY: demo test export lint measure bench clean
 
 demo: export
-	$(BIN)/forerun generate $(ENGINES) "$(PROMPT)" --trace --max-new-tokens 96
+	$(BIN)/forerun demo $(ENGINES) $(if $(PROMPT),-- "$(PROMPT)")
 
 # A process a core; the tests of a file stay together, and share its fixtures.
 test: lint export

@@ -1,4 +1,4 @@
-"""The command line: `forerun export`, `generate`, `inspect`, `certify`, `bench` and `train-head`.
+"""The command line: `forerun export`, `generate`, `demo` (demo.py), `inspect`, `certify`, `bench` and `train-head`.
 
 Heavy modules are imported inside the commands, so that `--help` and mistakes answer at once.
 """
@@ -15,8 +15,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from forerun.demo import demo
 from forerun.errors import EngineError, ExportError, ForerunError, RequestError
-from forerun.options import control_options, draft_length
+from forerun.options import control_options, directory_argument, draft_length, json_option
 
 if TYPE_CHECKING:
     from forerun.decoder import Decoder, Generation
@@ -62,8 +63,7 @@ def main() -> None:
     """Lossless speculative decoding on ONNX Runtime and TensorRT."""
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line of stdout.")
-directory_argument = click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+main.add_command(demo)
 
 
 @main.command()

@@ -1,14 +1,18 @@
-"""The options of `forerun generate` that are controls of a request; each has the name of a field of `Controls`."""
+"""Options of commands: those of `forerun generate` that are controls of a request have the names of `Controls`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 _Option = Callable[[Any], Any]
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line of stdout.")
+directory_argument = click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
 
 
 def control_options(command: Any) -> Any:
