@@ -260,7 +260,8 @@ def certify(directory: Path | None, explain: bool, parts: str | None, as_json: b
     "--prompts",
     multiple=True,
     metavar="FILE",
-    help="A .jsonl, .jsonl.gz or .txt file, or the name human-eval, or default: our own. May be given several times.",
+    help="A .jsonl, .jsonl.gz or .txt file, or a name: default (16 of our own), chat (88 in eight everyday kinds) or "
+    "human-eval. May be given several times. [default: default]",
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Prompts of each category at the most.")
 @click.option("--baseline", metavar="NAME,..", help="Of torch, torch-assisted, optimum; or none. [default: all three]")

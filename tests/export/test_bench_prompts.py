@@ -17,6 +17,11 @@ from forerun_export.bench.prompts import BODY, COPYING, BenchPrompt, read_prompt
 from helpers.table_models import CHAT_TEMPLATE, words
 from helpers.wheels import write_wheel
 
+CHAT_SHA256 = "b8d188f182617444af59318bc7f044118bfa4ab1b33f7d7c9e2eca5b9a8eb45a"
+ROLES_TEMPLATE = (
+    "{% for m in messages %}w{{ {'system': 0, 'user': 1, 'assistant': 2}[m['role']] }} {{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}w2{% endif %}"
+)
 CODE = 'def double(x):\n    """Twice x."""\n'
 
 
@@ -81,6 +86,43 @@ def test_prompts_of_our_own_come_in_three_categories_with_text_to_copy_in_one() 
     assert all(len(one.text) > 400 for one in found if one.category == "editing")
 
 
+def test_a_prompt_may_be_a_conversation_whose_last_message_is_the_users(tmp_path: Path) -> None:
+    messages = [
+        {"role": "system", "content": "w1"},
+        {"role": "user", "content": "w2"},
+        {"role": "assistant", "content": "w3"},
+        {"role": "user", "content": "w4 w5"},
+    ]
+    (found,) = read_prompts([lines(tmp_path / "a.jsonl", [{"prompt": messages, "begun": "w6"}])])
+    assert (found.category, found.text, found.begun) == ("a", "w4 w5", "w6")
+    assert found.earlier == (("system", "w1"), ("user", "w2"), ("assistant", "w3"))
+    with_template = Tokenizer(words(8), end_tokens=(), chat_template=ROLES_TEMPLATE)
+    assert found.tokens(with_template) == (0, 1, 1, 2, 2, 3, 1, 4, 5, 2, 6)
+    assert found.tokens(Tokenizer(words(8), end_tokens=())) == (1, 2, 3, 4, 5, 6)
+
+
+def test_everyday_prompts_come_in_eight_kinds_of_ten_and_more_each_once() -> None:
+    found = read_prompts(["chat"])
+    kinds = Counter(one.category for one in found)
+    assert kinds.keys() == {
+        *("explain", "write", "summarise", "translate"),
+        *("reason", "code", "several turns", "extract"),
+    }
+    assert min(kinds.values()) >= 10
+    assert len({one.turns for one in found}) == len(found) >= 80
+    for one in found:
+        assert bool(one.earlier) == (one.category == "several turns")
+        assert [role for role, _ in one.turns] == ["user", "assistant"] * (len(one.earlier) // 2) + ["user"]
+        assert not one.begun
+        if one.category in ("summarise", "extract"):
+            assert 80 <= len(one.text.split()) <= 270
+
+
+def test_everyday_prompts_stay_what_figures_were_measured_on() -> None:
+    path = Path(prompts.__file__).parent / "prompts" / "chat.jsonl"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == CHAT_SHA256
+
+
 def test_a_begun_answer_stands_behind_the_chat_template() -> None:
     tokenizer = Tokenizer(words(8), end_tokens=(), chat_template=CHAT_TEMPLATE)
     assert BenchPrompt("a", "w1 w2", begun="w3").tokens(tokenizer) == (1, 2, 3)
@@ -105,6 +147,19 @@ def test_human_eval_is_fetched_once_and_kept(tmp_path: Path, monkeypatch: pytest
         ("a.jsonl", b'{"prompt": "x"}\n{"text": "y"}\n', "a.jsonl, line 2 holds no prompt; it needs"),
         ("a.jsonl", b"[1]\n", "a.jsonl, line 1 holds no prompt"),
         ("a.jsonl", b'{"turns": []}\n', "a.jsonl, line 1 holds no prompt"),
+        ("a.jsonl", b'{"prompt": []}\n', "line 1: the last message is not the user's"),
+        (
+            "a.jsonl",
+            b'{"prompt": [{"role": "assistant", "content": "x"}]}\n',
+            "line 1: the last message is not the user's",
+        ),
+        ("a.jsonl", b'{"prompt": ["x"]}\n', "line 1 holds a message that is none; it needs"),
+        (
+            "a.jsonl",
+            b'{"prompt": [{"role": "king", "content": "x"}]}\n',
+            "line 1 holds a message that is none; it needs",
+        ),
+        ("a.jsonl", b'{"prompt": [{"role": "user", "content": 1}]}\n', "line 1 holds a message that is none; it needs"),
         ("a.jsonl", b'{"prompt": "x"\n', "a.jsonl, line 1 is not JSON"),
         ("a.jsonl", b'{"prompt": "x", "begun": 3}\n', '"begun" is no text'),
         ("a.jsonl", b"\xff\xfe", "a.jsonl is not UTF-8 text"),

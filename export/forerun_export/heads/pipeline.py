@@ -3,7 +3,7 @@
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -229,7 +229,7 @@ def _texts(options: Options, questions: _Questions, start: TrainedHead | None, r
 def _named(prompt: BenchPrompt) -> BenchPrompt:
     """Its kind in the report: those that are about code keep their category, all others are chat."""
     is_code = prompt.category == CODE or prompt.category.startswith(f"{CODE} ")
-    return BenchPrompt(prompt.category if is_code else CHAT, prompt.text, prompt.begun)
+    return prompt if is_code else replace(prompt, category=CHAT)
 
 
 def _origin(options: Options, source: Source) -> Mapping[str, str | int]:
