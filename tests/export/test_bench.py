@@ -14,12 +14,15 @@ from click.testing import CliRunner, Result
 from forerun.cli import main
 from forerun_export.bench import BenchReport, Choice, Settings, bench
 from forerun_export.bench.engines import BASELINES, PLAIN
+from forerun_export.bench.measuring import READINGS, TokenPrompt, long_prompt
 from forerun_export.bench.plot import save_plot
 from forerun_export.bench.prompts import BenchPrompt
+from forerun_export.bench.tables import grids
 from helpers.table_models import TablePair, table_pair
 
 PROMPTS = [BenchPrompt("chat", "w1 w2"), BenchPrompt("chat", "w3"), BenchPrompt("code", "w4 w5 w6")]
 NEW_TOKENS = 12
+READ = 40
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,7 @@ def benched(pair: TablePair, choice: Choice, **settings: Any) -> BenchReport:
 
 @pytest.fixture(scope="module")
 def greedy(pair: TablePair) -> BenchReport:
-    return benched(pair, Choice(baselines=(), draft_length=3, sweep=(0, 2)), repeats=2)
+    return benched(pair, Choice(baselines=(), draft_length=3, sweep=(0, 2)), repeats=2, prefill_tokens=READ)
 
 
 def test_every_engine_ran_every_prompt_as_often_as_asked(greedy: BenchReport) -> None:
@@ -91,6 +94,44 @@ def test_what_an_adaptive_engine_goes_by_is_told(greedy: BenchReport) -> None:
     assert min(told["forerun-auto"]["target_s"]) > 0
 
 
+def test_plain_engines_read_long_prompts_and_others_do_not(greedy: BenchReport) -> None:
+    assert [(one.engine, one.tokens) for one in greedy.measured.readings] == [(PLAIN, READ)] * READINGS
+    (told,) = greedy.to_json()["prefill"]
+    assert (told["engine"], told["tokens"]) == (PLAIN, READ)
+    assert told["tokens_per_s"] == pytest.approx(READ / told["seconds"])
+    assert all(len(run.output.tokens) == NEW_TOKENS for run in greedy.measured.runs)  # they are no runs
+
+
+def test_a_long_prompt_is_all_prompts_from_another_one_on_each_time() -> None:
+    prompts = [TokenPrompt("a", (1, 2)), TokenPrompt("b", (3,)), TokenPrompt("a", (4, 5, 6))]
+    assert long_prompt(prompts, 4, begin=0) == (1, 2, 3, 4)
+    assert long_prompt(prompts, 9, begin=1) == (3, 4, 5, 6, 1, 2, 3, 4, 5)
+    assert long_prompt(prompts, 3, begin=5) == (4, 5, 6)
+
+
+def test_a_long_prompt_that_does_not_fit_is_left_out_and_said(pair: TablePair) -> None:
+    found = benched(pair, Choice(baselines=()), prefill_tokens=64)
+    assert found.measured.readings == []
+    assert found.to_json()["prefill"] == []
+    assert "no prompt of 64 tokens was read: the context is 64" in found.notes
+    assert not any("reading" in grid.title for grid in grids(found))
+
+
+def test_tables_tell_each_prompts_speed_up_and_where_rounds_time_goes(greedy: BenchReport) -> None:
+    found = {grid.title: grid for grid in grids(greedy)}
+    ups, rates = found["times forerun plain, by prompt"], found["tokens/s, by prompt"]
+    assert list(rates.columns[2:]) == [engine.label for engine in greedy.shown]
+    assert list(ups.columns[2:]) == [engine.label for engine in greedy.shown if not engine.is_plain]
+    assert [row[:2] for row in ups.rows] == [["chat", "2"], ["code", "1"], ["all", "3"]]
+    one = greedy.summaries["all", "forerun-model"].prompt_speed_ups[PLAIN]
+    assert ups.rows[-1][2] == f"{one.median:.2f} / {one.lowest_decile:.2f} / {one.lowest:.2f}"
+    split = found["where the time of a round goes"]
+    assert len(split.rows) == len(greedy.categories) * len(greedy.shown)
+    for told, (_, spent) in zip(split.rows, greedy.time_splits.items(), strict=True):
+        assert told[3] == f"{sum(spent.seconds.values()) * 1e3:.2f}"
+        assert sum(float(cell.partition(" ")[0]) for cell in told[4:8]) == pytest.approx(float(told[3]), abs=0.03)
+
+
 def test_the_sweep_shows_each_fixed_length_but_no_bar(greedy: BenchReport) -> None:
     assert {(point.draft, point.draft_length) for point in greedy.sweep} == {("model", 2), ("ngram", 2)}
     assert {point.category for point in greedy.sweep} == {"chat", "code", "all"}
@@ -113,10 +154,12 @@ def test_sampled_output_is_checked_where_it_can_be(pair: TablePair, law: str, st
 
 KEYS = {
     *("directory", "machine", "versions", "settings", "engines", "categories", "predictions", "sweep"),
+    *("time_splits", "prefill"),
     *("failed", "lossless", "groups", "others_shares", "notes", "seconds"),
 }
 SUMMARY_KEYS = {
     *("engine", "prompts", "tokens", "tokens_per_s", "speed_ups", "first_token_s", "prefill_tokens_per_s"),
+    "per_prompt",
     *(
         "token_s",
         "tokens_per_target_call",
@@ -162,7 +205,7 @@ def test_pictures_are_what_their_names_say(greedy: BenchReport, tmp_path: Path) 
     reader = HTMLParser()
     reader.handle_starttag = lambda tag, attributes: seen.append(tag)  # type: ignore[method-assign]
     reader.feed(page)
-    assert seen.count("table") == len(greedy.categories) + 2
+    assert seen.count("table") == len(greedy.categories) + 6  # by prompt (two), reading, time, prediction, sweep
     assert "svg" in seen
     assert "src=" not in page
 
@@ -179,7 +222,12 @@ def test_what_cannot_be_had_is_told_with_the_reason(pair: TablePair) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--baseline", "torch,moon"], 2, "unknown baseline 'moon'; known: torch, torch-assisted, optimum, none"),
+        (
+            ["--baseline", "torch,moon"],
+            2,
+            "unknown baseline 'moon'; known: torch, torch-assisted, optimum, onnxruntime-genai,",
+        ),
+        (["--against", "moon"], 2, "unknown baseline 'moon'"),
         (["--sweep", "1,9"], 2, "draft length 9: these engines were exported for 0 to 8"),
         (["--sweep", "few"], 2, "sweep 'few' is no list"),
         (["--draft-length", "9"], 2, "draft length 9"),

@@ -9,6 +9,7 @@ from forerun_export.bench.measuring import Settings
 from forerun_export.bench.prediction import expected_tokens, prediction
 from forerun_export.bench.runs import Round, Run
 from forerun_export.bench.summaries import acceptance_by_position, summary
+from forerun_export.bench.time_split import time_split
 from helpers.bench_runs import (
     ASSISTED,
     DRAFTED,
@@ -39,6 +40,49 @@ def test_a_summary_holds_rates_times_and_counts() -> None:
     assert found.prefill_tokens_per_s == pytest.approx(10 / FIRST_S)
     assert found.token_s == pytest.approx((0.05, 0.05))
     assert found.tokens_per_target_call == pytest.approx(9 / 3)
+
+
+def fast_run(prompt: int, times: float, count: int = 8) -> Run:
+    """A drafted run that decodes `count` tokens `times` as fast as a plain run of 0.1 s a token."""
+    return made_run(DRAFTED, prompt, [one_round(FIRST_S + 0.1 * count / times, count - 1, count)])
+
+
+def test_each_prompt_has_a_speed_and_a_speed_up_of_its_own() -> None:
+    ratios = [3.0, 0.9, 2.0, 1.5]
+    plain = [plain_run(prompt, 0.1, 8) for prompt in range(4)]
+    found = summary(DRAFTED, measured_of(*plain, *(fast_run(*one) for one in enumerate(ratios))), GREEDY)
+    assert found is not None
+    assert found.prompt_tokens_per_s is not None
+    one = found.prompt_speed_ups[PLAIN_ENGINE.name]
+    assert (one.median, one.lowest_decile, one.lowest) == pytest.approx((1.75, 0.9, 0.9))
+    rates = found.prompt_tokens_per_s
+    assert (rates.median, rates.lowest) == pytest.approx((17.5, 9.0))
+    assert found.speed_ups[PLAIN_ENGINE.name].value != pytest.approx(1.75)  # which weighs prompts by their time
+    told = found.to_json()["per_prompt"]
+    assert told["speed_ups"][PLAIN_ENGINE.name] == {"median": one.median, "lowest_decile": 0.9, "lowest": 0.9}
+    assert told["tokens_per_s"]["median"] == rates.median
+
+
+def test_a_long_answer_counts_as_one_prompt() -> None:
+    plain = [plain_run(0, 0.1, 8), plain_run(1, 0.1, 8), plain_run(2, 0.1, 800)]
+    found = summary(
+        DRAFTED, measured_of(*plain, fast_run(0, 2.0), fast_run(1, 2.0), fast_run(2, 1.0, count=800)), GREEDY
+    )
+    assert found is not None
+    assert found.prompt_speed_ups[PLAIN_ENGINE.name].median == pytest.approx(2.0)
+    assert found.speed_ups[PLAIN_ENGINE.name].value < 1.1
+
+
+def test_an_answer_without_decoded_tokens_has_no_speed() -> None:
+    only_first = made_run(DRAFTED, 1, [])
+    plain = [plain_run(0, 0.1, 8), plain_run(1, 0.1, 8)]
+    found = summary(DRAFTED, measured_of(*plain, fast_run(0, 2.0), only_first), GREEDY)
+    assert found is not None
+    assert found.prompt_speed_ups[PLAIN_ENGINE.name].lowest == pytest.approx(2.0)
+    assert summary(DRAFTED, measured_of(plain[1], only_first), GREEDY).to_json()["per_prompt"] == {  # type: ignore[union-attr]
+        "tokens_per_s": None,
+        "speed_ups": {},
+    }
 
 
 def test_categories_are_told_apart() -> None:
@@ -154,6 +198,31 @@ def test_the_time_that_the_formula_does_not_know_is_told() -> None:
     assert spent == pytest.approx((4 * DRAFT_S, TARGET_S[5], 0.01, 0.03))
     assert found.observed is not None
     assert found.observed.value < found.with_observed_tokens
+
+
+def test_a_rounds_time_is_split_and_each_parts_cost_told() -> None:
+    kept = [(4, 4), (2, 4)]
+    run = drafted_run(0, kept, sampling=0.01, host=0.03)
+    found = time_split(DRAFTED, measured_of(plain_run(0, TARGET_S[1], 9), run))
+    assert found is not None
+    assert found.seconds == pytest.approx({"draft": 4 * DRAFT_S, "target": TARGET_S[5], "sampling": 0.01, "host": 0.03})
+    assert (found.rounds, found.tokens) == (2, 4.0)
+    assert found.round_s == pytest.approx(0.28)
+    assert found.speed_up == pytest.approx(4 * 0.10 / 0.28)
+    assert found.draft_free == pytest.approx(4 * 0.10 / 0.20)
+    assert found.verification_free == pytest.approx(4 * 0.10 / (0.28 - TARGET_S[5] + TARGET_S[1]))
+
+
+def test_plain_rounds_are_split_too_and_are_what_others_are_held_to() -> None:
+    found = time_split(PLAIN_ENGINE, measured_of(plain_run(0, 0.1, 9)))
+    assert found is not None
+    assert (found.tokens, found.speed_up, found.draft_free, found.verification_free) == pytest.approx((1, 1, 1, 1))
+
+
+def test_times_are_split_only_where_engines_tell_them() -> None:
+    assert time_split(DRAFTED, measured_of(drafted_run(0, [(1, 2)]))) is None
+    torch = plain_run(0, 0.1, 3, engine=TORCH)
+    assert time_split(TORCH, measured_of(plain_run(0, 0.1, 3), torch)) is None
 
 
 def test_proposals_without_an_engine_cost_nothing() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from forerun_export.bench.runs import Round, median_runs
-from forerun_export.bench.statistics import percentile, rate, speed_up
+from forerun_export.bench.statistics import percentile, rate, speed_up, spread
 from helpers.bench_runs import DRAFTED, FIRST_S, made_run, plain_run
 
 
@@ -70,3 +70,22 @@ def test_the_tokens_of_a_round_share_its_time() -> None:
 def test_of_repeats_the_median_counts() -> None:
     runs = [plain_run(0, seconds, 4) for seconds in (0.2, 9.0, 0.1)] + [plain_run(1, 0.3, 4)]
     assert [run.decode_s for run in median_runs(runs)] == pytest.approx([0.8, 1.2])
+
+
+@pytest.mark.parametrize(
+    ("count", "median", "decile"),
+    [(1, 0.0, 0.0), (2, 0.5, 0.0), (10, 4.5, 0.0), (11, 5.0, 1.0), (20, 9.5, 1.0), (21, 10.0, 2.0), (88, 43.5, 8.0)],
+)
+def test_the_lowest_decile_is_a_prompts_own_value_and_the_lowest_of_few(
+    count: int, median: float, decile: float
+) -> None:
+    values = [float(number) for number in range(count)]
+    np.random.default_rng(0).shuffle(values)
+    found = spread(values)
+    assert found is not None
+    assert (found.median, found.lowest_decile, found.lowest) == (median, decile, 0.0)
+    assert found.lowest_decile == np.quantile(values, 0.1, method="lower")
+
+
+def test_nothing_has_no_spread() -> None:
+    assert spread([]) is None

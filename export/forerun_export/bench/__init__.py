@@ -2,15 +2,17 @@
 
 prompts       files of several kinds, in categories that are reported apart
 engines       what is compared, and which worker process runs it
-worker        one system in a process of its own (systems, torch_system, optimum_system), spoken to by processes
+worker        one system in a process of its own (systems, torch_system, optimum_system, genai_system), spoken to by
+              processes; cached, genai_build make what they run
 measuring     the runs, interleaved prompt by prompt
-summaries, lossless, prediction, report    what came of them; tables and plot show it
+summaries, lossless, time_split, prediction, report    what came of them; tables and plot show it
 """
 
 import importlib.util
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from forerun.directory import EngineDirectory
@@ -51,6 +53,10 @@ def bench(
     free = None if free is None else int(free * SPARE_MEMORY)
     line = line_up(directory, choice, threads=settings.threads, available_bytes=free)
     tokens, notes = _token_prompts(directory, prompts, settings)
+    if settings.prefill_tokens >= directory.manifest.limits.context:
+        context = directory.manifest.limits.context
+        notes.append(f"no prompt of {settings.prefill_tokens} tokens was read: the context is {context}")
+        settings = replace(settings, prefill_tokens=0)
     measured = measure(line, tokens, settings, available_bytes=free, report=report)
     if measured.groups > 1:
         notes.append(

@@ -30,6 +30,7 @@ def run(
     repeats: int,
     seed: int,
     threads: int | None,
+    prefill: int,
     json_path: Path | None,
     plot: Path | None,
 ) -> bool:
@@ -48,6 +49,7 @@ def run(
         seed=seed,
         repeats=repeats,
         threads=threads or default_threads(),
+        prefill_tokens=prefill,
     )
     make_controls({"max_new_tokens": max_new_tokens, "temperature": temperature, "law": law, "seed": seed})  # checks
     check_outputs(json_path, plot)

@@ -1,5 +1,6 @@
 """What is compared: forerun with each of its drafts, and what else people would run the same checkpoint with."""
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,6 +9,7 @@ from forerun.directory import EngineDirectory
 from forerun.errors import ExportError, RequestError
 from forerun.manifest import Manifest, ModelRecord
 from forerun_export.bench.processes import WorkerSpec
+from forerun_export.bench.systems import how_to_install
 from forerun_export.sources import resolve
 
 PLAIN = "forerun-plain"
@@ -16,12 +18,20 @@ _KINDS = {
     "torch": ("PyTorch eager", "torch", "torch"),
     "torch-assisted": ("PyTorch assisted", "torch", "torch"),
     "optimum": ("Optimum ONNX Runtime", "optimum", "optimum"),
+    "onnxruntime-genai": ("onnxruntime-genai", "genai", "onnxruntime-genai"),
 }
-BASELINES = tuple(_KINDS)
+BASELINES = ("torch", "torch-assisted", "optimum")
+"""What is compared where nothing else is said."""
+KNOWN = tuple(_KINDS)
+GENAI_NGRAM = "onnxruntime-genai-ngram"
+GENAI_PRECISIONS = ("fp32", "int8", "int4")
+GENAI_ACCURACY_LEVEL = 4
+"""Of products with weights in 8 or 4 bits: activations in 8 bits, the fastest on a CPU and its builder's own choice."""
 DRAFTS = {"model": "model draft", "ngram": "n-gram draft", "auto": "auto"}
 SWEPT = ("model", "ngram")
 PROCESS_BYTES = 400 << 20
-COPIES = {"torch": 1.2, "optimum": 2.2}  # of the float32 weights, in memory at the same time
+# Of the float32 weights, in memory at the same time. A model that is still to be made takes most while that is done.
+COPIES = {"torch": 1.2, "optimum": 2.2, "genai": 2.2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +102,8 @@ def line_up(directory: EngineDirectory, choice: Choice, *, threads: int, availab
 
 
 def _check(choice: Choice, manifest: Manifest) -> None:
-    if unknown := [name for name in choice.baselines if name not in BASELINES]:
-        raise RequestError(f"unknown baseline {unknown[0]!r}; known: {', '.join(BASELINES)}, none")
+    if unknown := [name for name in choice.baselines if name not in KNOWN]:
+        raise RequestError(f"unknown baseline {unknown[0]!r}; known: {', '.join(KNOWN)}, none")
     limit = manifest.limits.draft_length
     for length in (choice.draft_length or 0, *choice.sweep):
         if not 0 <= length <= limit:
@@ -166,19 +176,40 @@ class _Baselines:
         self._precision = "fp32" if precision == "fp32" else f"fp32; forerun's target is {precision}"
 
     def add(self, name: str) -> None:
-        """Add one of BASELINES."""
+        """Add one of KNOWN."""
         label, kind, plain = _KINDS[name]
-        self.engines.append(Engine(name=name, label=f"{label} ({self._precision})", worker=name, plain=plain))
+        precision = self._genai_precision() if kind == "genai" else self._precision
+        self.engines.append(Engine(name=name, label=f"{label} ({precision})", worker=name, plain=plain))
+        if kind == "genai":
+            drafted = f"{label}, n-gram draft ({precision})"
+            self.engines.append(Engine(name=GENAI_NGRAM, label=drafted, worker=name, plain=plain, draft="ngram"))
         try:
-            arguments, weights = self._assistant() if name == "torch-assisted" else ({}, 0.0)
+            arguments, weights = self._more(name)
             checkpoint = self._checkpoint(self._manifest.target, self._choice.checkpoint, "--checkpoint")
         except ExportError as error:
-            self.unavailable[name] = str(error)
+            self.unavailable |= {engine.name: str(error) for engine in self.engines if engine.worker == name}
             return
         weights += self._weight_bytes(self._manifest.target)
         needed = PROCESS_BYTES + int(COPIES[kind] * weights)
         arguments |= {"checkpoint": checkpoint, **self._common}
         self.workers.append(WorkerSpec(name, kind, arguments, needed))
+
+    def _genai_precision(self) -> str:
+        precision = self._manifest.target.precision
+        return precision if precision == "fp32" else f"{precision}, accuracy level {GENAI_ACCURACY_LEVEL}"
+
+    def _more(self, name: str) -> tuple[dict[str, Any], float]:
+        """What a worker is told beside the target's checkpoint, and the bytes of weights beside the target's."""
+        if name == "torch-assisted":
+            return self._assistant()
+        if name != "onnxruntime-genai":
+            return {}, 0.0
+        if importlib.util.find_spec("onnxruntime_genai") is None:
+            raise ExportError(f"needs the package onnxruntime-genai; {how_to_install('onnxruntime_genai')}")
+        precision = self._manifest.target.precision
+        if precision not in GENAI_PRECISIONS:
+            raise ExportError(f"its builder makes no model in {precision} for a CPU; leave it out")
+        return {"precision": precision}, 0.0
 
     def _assistant(self) -> tuple[dict[str, Any], float]:
         """What names the assistant to the worker, and the bytes of weights of its own."""

@@ -10,7 +10,7 @@ from typing import Any
 import forerun
 from forerun_export.bench.memory import total_bytes
 
-PACKAGES = ("onnxruntime", "torch", "transformers", "optimum", "optimum-onnx")
+PACKAGES = ("onnxruntime", "torch", "transformers", "optimum", "optimum-onnx", "onnxruntime-genai")
 _TOLD_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimd", "i8mm")
 
 

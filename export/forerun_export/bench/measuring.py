@@ -1,6 +1,7 @@
 """The runs themselves: every engine in turn for every prompt, so that what else the machine does hits all alike."""
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,17 +10,22 @@ from typing import Any
 from forerun_export.bench.disturbance import Disturbance
 from forerun_export.bench.engines import Engine, Line
 from forerun_export.bench.processes import Loaded, Worker, WorkerError, WorkerSpec, waves
-from forerun_export.bench.runs import Run, Task
+from forerun_export.bench.runs import Output, Reading, Run, Task
 from forerun_export.progress import Report, silent
 
 WARM_UP_TOKENS = 16
+READINGS = 3
+"""How often each plain engine reads a long prompt: the median counts."""
 SETTLE_S = 0.1
 """Pause before each run: a thread pool spins for some 50 ms behind its last task, on the next engine's processors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The same for all engines. Prompt number i is sampled with the seed `seed` + i, where a seed does not fix K."""
+    """The same for all engines. Prompt number i is sampled with the seed `seed` + i, where a seed does not fix K.
+
+    `prefill_tokens` is the length of a prompt that plain engines are timed on while they read it; 0 leaves that out.
+    """
 
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -27,6 +33,7 @@ class Settings:
     seed: int = 0
     repeats: int = 1
     threads: int = 1
+    prefill_tokens: int = 0
 
     @property
     def law_name(self) -> str:
@@ -53,6 +60,7 @@ class Measured:
     """
 
     runs: list[Run] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     loaded: dict[str, Loaded] = field(default_factory=dict)
     peak_bytes: dict[str, int | None] = field(default_factory=dict)
@@ -118,6 +126,7 @@ class _Group:
             for number, (prompt, engine) in enumerate(turns):
                 self._report("Measuring", number, len(turns))
                 self._measure(prompt, engine)
+            self._read()
             self._measured.others_shares.append(disturbance.share())
             for name, worker in self._workers.items():
                 self._measured.peak_bytes[name] = worker.peak_bytes
@@ -148,17 +157,32 @@ class _Group:
                 self._measured.failed[engine.name] = str(error)
 
     def _measure(self, prompt: int, engine: Engine) -> None:
+        asked = self._prompts[prompt]
+        if output := self._decoded(engine, self._task(prompt, engine, self._settings.max_new_tokens)):
+            self._measured.runs.append(Run(engine.name, asked.category, prompt, len(asked.tokens), output))
+
+    def _read(self) -> None:
+        """Plain engines in turn read long prompts, another one each time, for one token each."""
+        count = self._settings.prefill_tokens
+        engines = [engine for engine in self._engines if engine.is_plain]
+        turns = [(begin, engine) for begin in range(READINGS if count else 0) for engine in engines]
+        for number, (begin, engine) in enumerate(turns):
+            self._report("Reading long prompts", number, len(turns))
+            task = Task(tokens=long_prompt(self._prompts, count, begin=begin), max_new_tokens=1)
+            if output := self._decoded(engine, task):
+                self._measured.readings.append(Reading(engine.name, count, output.rounds[0].at_s))
+
+    def _decoded(self, engine: Engine, task: Task) -> Output | None:
+        """What an engine says, or None where it has failed, now or before."""
         if engine.name in self._measured.failed:
-            return
+            return None
         time.sleep(SETTLE_S)
         try:
-            output = self._workers[engine.worker].decode(self._task(prompt, engine, self._settings.max_new_tokens))
+            return self._workers[engine.worker].decode(task)
         except WorkerError as error:
             done = len(self._measured.of(engine.name))
             self._measured.failed[engine.name] = f"after {done} runs: {error}"
-            return
-        asked = self._prompts[prompt]
-        self._measured.runs.append(Run(engine.name, asked.category, prompt, len(asked.tokens), output))
+            return None
 
     def _task(self, prompt: int, engine: Engine, max_new_tokens: int) -> Task:
         return Task(
@@ -170,3 +194,9 @@ class _Group:
             draft=engine.draft,
             draft_length=engine.draft_length,
         )
+
+
+def long_prompt(prompts: Sequence[TokenPrompt], count: int, *, begin: int) -> tuple[int, ...]:
+    """`count` tokens: those of the prompts one after the other from number `begin` on, as often as it takes."""
+    around = itertools.cycle([*prompts[begin % len(prompts) :], *prompts[: begin % len(prompts)]])
+    return tuple(itertools.islice((token for prompt in around for token in prompt.tokens), count))

@@ -1,7 +1,6 @@
 """The checkpoint as Optimum runs it: exported to ONNX once, then ORTModelForCausalLM."""
 
 import importlib.metadata
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +9,9 @@ import onnxruntime
 import torch
 from optimum.onnxruntime import ORTModelForCausalLM
 
-from forerun.errors import ExportError, ForerunError
+from forerun.errors import ForerunError
+from forerun_export.bench.cached import built_once
 from forerun_export.bench.generating import generate, set_end_tokens
-from forerun_export.bench.places import cache_folder
 from forerun_export.bench.runs import Output, Task
 from forerun_export.eager import load_eager
 from forerun_export.sources import resolve
@@ -42,19 +41,10 @@ class OptimumSystem:
 
 
 def exported(checkpoint: str) -> Path:
-    """The folder of the checkpoint's ONNX model in the user's cache, made where it is not there yet.
-
-    Another process exports: its memory is not that of running the model. Raises ExportError if it fails.
-    """
+    """The folder of the checkpoint's ONNX model, made where it is not there yet. Raises ExportError if that fails."""
     versions = "-".join(importlib.metadata.version(tool) for tool in _TOOLS)
-    folder = cache_folder() / f"optimum-{resolve(checkpoint).sha256()[:16]}-{versions}"
-    if not folder.is_dir():
-        command = [sys.executable, "-m", __name__, checkpoint, str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if not folder.is_dir():
-            said = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
-            raise ExportError(f"optimum cannot export {checkpoint}: {said[:300]}; leave this baseline out")
-    return folder
+    name = f"optimum-{resolve(checkpoint).sha256()[:16]}-{versions}"
+    return built_once(name, __name__, [checkpoint], failure=f"optimum cannot export {checkpoint}")
 
 
 def export(checkpoint: str, folder: Path) -> None:

@@ -11,14 +11,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from forerun_export.bench.engines import Engine
+from forerun_export.bench.grid import as_html
 from forerun_export.bench.report import ALL, BenchReport
-from forerun_export.bench.tables import as_html, grids, headline, remarks
+from forerun_export.bench.tables import grids, headline, remarks
 
 # Okabe and Ito's colours, which readers of every kind of sight tell apart.
 COLOURS = {
     "torch": "#999999",
     "torch-assisted": "#CC79A7",
     "optimum": "#D55E00",
+    "onnxruntime-genai": "#F0E442",
+    "onnxruntime-genai-ngram": "#000000",
     "forerun-plain": "#56B4E9",
     "forerun-model": "#0072B2",
     "forerun-ngram": "#009E73",
@@ -104,9 +107,11 @@ def _bars(axes: Axes, report: BenchReport) -> None:
             axes.bar(at, rate.value, width * 0.92, color=_colour(engine), label=label)
             if rate.low is not None and rate.high is not None:
                 axes.vlines(at, rate.low, rate.high, color="black", linewidth=1)
+            if one.prompt_tokens_per_s is not None and one.prompts > 1:
+                axes.plot(at, one.prompt_tokens_per_s.lowest_decile, marker="_", color="white", markersize=5)
             axes.annotate(f"{rate.value:.3g}", (at, rate.high or rate.value), ha="center", va="bottom", fontsize=7)
     axes.set_xticks(range(len(report.categories)), report.categories)
-    axes.set_ylabel("tokens/s while decoding")
+    axes.set_ylabel("tokens/s while decoding (white: the prompts' lowest decile)")
     axes.margins(y=0.3)
     axes.legend(fontsize=8, ncols=2)
     _plain(axes)

@@ -12,9 +12,10 @@ from typing import Any
 
 from forerun_export.bench.engines import PLAIN, Engine
 from forerun_export.bench.measuring import Measured
-from forerun_export.bench.runs import PHASES, Run, TimedRound, median_runs
+from forerun_export.bench.runs import TimedRound, median_runs
 from forerun_export.bench.statistics import Estimate
 from forerun_export.bench.summaries import against
+from forerun_export.bench.time_split import mean_seconds, phase_seconds, timed_rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +56,10 @@ class Prediction:
 def prediction(engine: Engine, measured: Measured, category: str | None = None) -> Prediction | None:
     """For an engine of forerun that drafts; None where it or plain decoding has no round to look at."""
     runs, plain_runs = (median_runs(measured.of(name, category)) for name in (engine.name, PLAIN))
-    rounds, plain = _timed(runs), _timed(plain_runs)
+    rounds, plain = timed_rounds(runs), timed_rounds(plain_runs)
     if not rounds or not plain or engine.is_plain or not engine.is_forerun:
         return None
-    spent, spent_plain = _breakdown(rounds), _breakdown(plain)
+    spent, spent_plain = mean_seconds(rounds), mean_seconds(plain)
     target_s = {**_target_seconds(rounds), 1: _target_seconds(plain)[1]}
     acceptance, draft_s = _acceptance(rounds), _draft_seconds(rounds)
     expected = sum(expected_tokens(acceptance or 0.0, _proposed(timed)) for timed in rounds)
@@ -92,41 +93,27 @@ def expected_tokens(acceptance: float, draft_length: int) -> float:
     return sum(acceptance**kept for kept in range(draft_length + 1))
 
 
-def _timed(runs: Sequence[Run]) -> list[TimedRound]:
-    return [timed for run in runs for timed in run.timed_rounds() if timed.round.seconds is not None]
-
-
-def _seconds(timed: TimedRound, phase: str) -> float:
-    return (timed.round.seconds or {}).get(phase, 0.0)
-
-
 def _proposed(timed: TimedRound) -> int:
     return timed.round.proposed or 0
-
-
-def _breakdown(rounds: Sequence[TimedRound]) -> dict[str, float]:
-    """Mean seconds of a round in the engines of each phase, and on the host."""
-    spent = {phase: statistics.fmean(_seconds(timed, phase) for timed in rounds) for phase in PHASES}
-    return {**spent, "host": statistics.fmean(timed.taken_s for timed in rounds) - sum(spent.values())}
 
 
 def _target_seconds(rounds: Sequence[TimedRound]) -> dict[int, float]:
     """T_target(M): the median over the rounds with M tokens."""
     by_tokens: dict[int, list[float]] = {}
     for timed in rounds:
-        by_tokens.setdefault(_proposed(timed) + 1, []).append(_seconds(timed, "target"))
+        by_tokens.setdefault(_proposed(timed) + 1, []).append(phase_seconds(timed, "target"))
     return {tokens: statistics.median(seconds) for tokens, seconds in by_tokens.items()}
 
 
 def _draft_seconds(rounds: Sequence[TimedRound]) -> float | None:
     """T_draft: the median over rounds in which a model proposed, of a proposal's share."""
-    shares = [_seconds(timed, "draft") / _proposed(timed) for timed in rounds if _drafting(timed, 1.0)]
+    shares = [phase_seconds(timed, "draft") / _proposed(timed) for timed in rounds if _drafting(timed, 1.0)]
     return statistics.median(shares) if shares else None
 
 
 def _drafting(timed: TimedRound, draft_s: float | None) -> float:
     """Seconds that a round's proposals take by T_draft; an n-gram's come without an engine."""
-    return _proposed(timed) * (draft_s or 0.0) if _seconds(timed, "draft") > 0 else 0.0
+    return _proposed(timed) * (draft_s or 0.0) if phase_seconds(timed, "draft") > 0 else 0.0
 
 
 def _acceptance(rounds: Sequence[TimedRound]) -> float | None:

@@ -1,5 +1,6 @@
 """Everything that one benchmark found, for programs. Tables and pictures are made from it."""
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from forerun_export.bench.engines import Engine
 from forerun_export.bench.measuring import Measured, Settings
 from forerun_export.bench.prediction import Prediction, prediction
 from forerun_export.bench.summaries import Summary, acceptance_by_position, summary
+from forerun_export.bench.time_split import TimeSplit, time_split
 
 ALL = "all"
 """The name of all categories together, in reports."""
@@ -83,6 +85,25 @@ class BenchReport:
         return found
 
     @cached_property
+    def time_splits(self) -> dict[tuple[str, str], TimeSplit]:
+        """By category and engine, for those of forerun."""
+        found = {}
+        for category in self.categories:
+            for engine in self.shown:
+                if one := time_split(engine, self.measured, _only(category)):
+                    found[category, engine.name] = one
+        return found
+
+    @cached_property
+    def prefill_s(self) -> dict[str, float]:
+        """Seconds until the first token behind a long prompt, by engine; the median."""
+        readings = self.measured.readings
+        return {
+            name: statistics.median(one.seconds for one in readings if one.engine == name)
+            for name in dict.fromkeys(one.engine for one in readings)
+        }
+
+    @cached_property
     def sweep(self) -> list[SweepPoint]:
         """Every fixed K, by category and draft."""
         return list(self._sweep())
@@ -111,6 +132,12 @@ class BenchReport:
         found = [summary(engine, self.measured, self.settings) for engine in ours]
         return not any(one.lossless.status == "differs" for one in found if one)
 
+    def label(self, engine: Engine) -> str:
+        """Its name in tables, with the setting that it found to be its best where it looked for one."""
+        profile = self.measured.profiles.get(engine.worker) or {}
+        best = profile.get("setting")
+        return f"{engine.label}, {best}" if best else engine.label
+
     def shares_process(self, engine: Engine) -> bool:
         """Whether its process runs another bar as well, so that its peak memory is that of both."""
         return any(other.worker == engine.worker for other in self.shown if other.name != engine.name)
@@ -131,6 +158,12 @@ class BenchReport:
                 for category in self.categories
             ],
             "predictions": [{"category": category, **one.to_json()} for (category, _), one in self.predictions.items()],
+            "time_splits": [{"category": category, **one.to_json()} for (category, _), one in self.time_splits.items()],
+            "prefill": [
+                {"engine": name, "tokens": self.settings.prefill_tokens, "seconds": seconds, "tokens_per_s": rate}
+                for name, seconds in self.prefill_s.items()
+                for rate in [self.settings.prefill_tokens / seconds]
+            ],
             "sweep": [point.to_json() for point in self.sweep],
             "failed": {engine.name: reason for engine, reason in self.failed.items()},
             "lossless": self.lossless,
@@ -147,7 +180,7 @@ class BenchReport:
             "label": engine.label,
             "available": bool(self.measured.of(engine.name)),
             "reason": self.measured.failed.get(engine.name),
-            "draft": engine.draft if engine.is_forerun else None,
+            "draft": engine.draft if engine.is_forerun or engine.draft != "none" else None,
             "draft_length": engine.draft_length,
             "load_s": loaded and loaded.load_s,
             "load_peak_bytes": loaded and loaded.load_peak_bytes,

@@ -106,6 +106,15 @@ class Run:
             yield from [timed.taken_s / timed.round.tokens] * timed.round.tokens
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A prompt of so many tokens that an engine read, and the seconds until the first token behind it."""
+
+    engine: str
+    tokens: int
+    seconds: float
+
+
 def median_runs(runs: Sequence[Run]) -> list[Run]:
     """Of each prompt the run of median speed (the faster one of two), in the order of the prompts."""
     kept = []

@@ -1,7 +1,8 @@
-"""Rates with bootstrap intervals, and percentiles."""
+"""Rates with bootstrap intervals, percentiles, and how figures of single prompts spread."""
 
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -65,3 +66,28 @@ def speed_up(pairs: Sequence[tuple[float, float, float, float]]) -> Estimate | N
 def percentile(values: Sequence[float], share: float) -> float | None:
     """The value below which this share lies; None without values."""
     return float(np.quantile(values, share)) if len(values) else None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What users see of a figure that each prompt has for itself, where a mean hides its bad cases.
+
+    `median`: of two in the middle, halfway between. `lowest_decile`: of n values, counted from the lowest, number
+    floor(0.1 (n - 1)) + 1, which is always that of some prompt, and the lowest of all where there are ten or fewer.
+    """
+
+    median: float
+    lowest_decile: float
+    lowest: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object of the report's JSON."""
+        return asdict(self)
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """None without values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return Spread(statistics.median(ordered), ordered[(len(ordered) - 1) // 10], ordered[0])

@@ -9,9 +9,10 @@ from forerun_export.bench.engines import PLAIN, Engine
 from forerun_export.bench.lossless import Lossless, lossless
 from forerun_export.bench.measuring import Measured, Settings
 from forerun_export.bench.runs import Round, Run, median_runs
-from forerun_export.bench.statistics import Estimate, percentile, rate, speed_up
+from forerun_export.bench.statistics import Estimate, Spread, percentile, rate, speed_up, spread
 
-REFERENCES = (PLAIN, "torch")
+REFERENCES = {PLAIN: "forerun plain", "torch": "PyTorch", "onnxruntime-genai": "onnxruntime-genai"}
+"""Plain decoding that others are set in relation to, with its name in tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,7 @@ class Summary:
 
     tokens_per_s: of decoding, that is of everything behind the first tokens; of all prompts together.
     speed_ups: over the plain decoding of REFERENCES, prompt by prompt.
+    prompt_tokens_per_s, prompt_speed_ups: the same of each prompt by itself; an answer without decoded tokens has none.
     first_token_s: from the request to the first tokens, median and 95th percentile over prompts.
     prefill_tokens_per_s: prompt tokens over that time.
     token_s: of a token its share of its round, median and 95th percentile over tokens.
@@ -33,6 +35,8 @@ class Summary:
     tokens: int
     tokens_per_s: Estimate | None
     speed_ups: Mapping[str, Estimate]
+    prompt_tokens_per_s: Spread | None
+    prompt_speed_ups: Mapping[str, Spread]
     first_token_s: tuple[float | None, float | None]
     prefill_tokens_per_s: float | None
     token_s: tuple[float | None, float | None]
@@ -50,6 +54,10 @@ class Summary:
             "tokens": self.tokens,
             "tokens_per_s": self.tokens_per_s and self.tokens_per_s.to_json(),
             "speed_ups": {name: one.to_json() for name, one in self.speed_ups.items()},
+            "per_prompt": {
+                "tokens_per_s": self.prompt_tokens_per_s and self.prompt_tokens_per_s.to_json(),
+                "speed_ups": {name: one.to_json() for name, one in self.prompt_speed_ups.items()},
+            },
             "first_token_s": dict(zip(("p50", "p95"), self.first_token_s, strict=True)),
             "prefill_tokens_per_s": self.prefill_tokens_per_s,
             "token_s": dict(zip(("p50", "p95"), self.token_s, strict=True)),
@@ -76,6 +84,8 @@ def summary(engine: Engine, measured: Measured, settings: Settings, category: st
         tokens=sum(len(run.output.tokens) for run in runs),
         tokens_per_s=rate([run.decoded for run in runs], [run.decode_s for run in runs]),
         speed_ups=dict(_speed_ups(runs, measured, category)),
+        prompt_tokens_per_s=spread([run.decoded / run.decode_s for run in runs if run.decoded]),
+        prompt_speed_ups=dict(_prompt_speed_ups(runs, measured, category)),
         first_token_s=(percentile(first, 0.5), percentile(first, 0.95)),
         prefill_tokens_per_s=sum(run.prompt_tokens for run in runs) / sum(first),
         token_s=(percentile(times, 0.5), percentile(times, 0.95)),
@@ -98,11 +108,24 @@ def _speed_ups(runs: Sequence[Run], measured: Measured, category: str | None) ->
             yield name, found
 
 
+def _prompt_speed_ups(runs: Sequence[Run], measured: Measured, category: str | None) -> Iterator[tuple[str, Spread]]:
+    for name in REFERENCES:
+        pairs = _paired(runs, median_runs(measured.of(name, category)))
+        both = [(run, other) for run, other in pairs if run.decoded and other.decoded]
+        ratios = [run.decoded / run.decode_s / (other.decoded / other.decode_s) for run, other in both]
+        if found := spread(ratios):
+            yield name, found
+
+
 def against(runs: Sequence[Run], others: Sequence[Run]) -> Estimate | None:
     """How many times faster runs decode than others of the same prompts."""
-    known = {run.prompt: run for run in others}
-    pairs = [(run, known[run.prompt]) for run in runs if run.prompt in known]
+    pairs = _paired(runs, others)
     return speed_up([(run.decoded, run.decode_s, other.decoded, other.decode_s) for run, other in pairs])
+
+
+def _paired(runs: Sequence[Run], others: Sequence[Run]) -> list[tuple[Run, Run]]:
+    known = {run.prompt: run for run in others}
+    return [(run, known[run.prompt]) for run in runs if run.prompt in known]
 
 
 def acceptance_by_position(runs: Sequence[Run]) -> list[float] | None:

@@ -28,9 +28,18 @@ def open_system(kind: str, arguments: Mapping[str, Any]) -> System:
         from forerun_export.bench.torch_system import TorchSystem
 
         return TorchSystem(**arguments)
+    if kind == "genai":
+        from forerun_export.bench.genai_system import GenaiSystem
+
+        return GenaiSystem(**arguments)
     from forerun_export.bench.optimum_system import OptimumSystem
 
     return OptimumSystem(**arguments)
+
+
+def how_to_install(module: str) -> str:
+    """What to do where a module of another library is missing."""
+    return f"install it with: pip install 'forerun[{'genai' if module == 'onnxruntime_genai' else 'bench'}]'"
 
 
 class ForerunSystem:

@@ -1,16 +1,16 @@
 """The tables of a report, as text and as HTML."""
 
-import html
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from forerun_export.bench.engines import Engine
+from forerun_export.bench.engines import PLAIN, Engine
+from forerun_export.bench.grid import Grid, interval, number, pair, spread_cell
 from forerun_export.bench.report import BenchReport
-from forerun_export.bench.statistics import Estimate
+from forerun_export.bench.round_tables import predictions, prefill, sweep, time_splits
+from forerun_export.bench.statistics import Spread
 from forerun_export.bench.summaries import REFERENCES, Summary
 
 SHOWN_PLACES = 5  # of a round, from the first on; the JSON has all
@@ -18,23 +18,18 @@ RESTS = 0.5  # from this share of rounds without a proposal on it is said
 WIDTH = 168  # where there is no terminal that has one
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A table with a title; `reading` says what its columns mean."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    reading: str = ""
-
-
 def grids(report: BenchReport) -> list[Grid]:
     """All tables of a report."""
     found = [_category(report, category) for category in report.categories]
+    found += prompt_grids(report)
+    if report.prefill_s:
+        found.append(prefill(report))
+    if report.time_splits:
+        found.append(time_splits(report))
     if report.predictions:
-        found.append(_predictions(report))
+        found.append(predictions(report))
     if report.sweep:
-        found.append(_sweep(report))
+        found.append(sweep(report))
     return found
 
 
@@ -56,6 +51,7 @@ def remarks(report: BenchReport) -> Iterator[str]:
     """What is missing, what could not be checked, and what a reader must know."""
     for engine, reason in report.failed.items():
         yield f"{engine.label}: {'incomplete' if report.measured.of(engine.name) else 'not available'}: {reason}"
+    yield from _settings_tried(report)
     yield from report.notes
     yield from _resting(report)
     ours = [engine.name for engine in report.shown if engine.is_forerun and not engine.is_plain]
@@ -63,6 +59,15 @@ def remarks(report: BenchReport) -> Iterator[str]:
         yield f"lossless: {how}"
     if not report.lossless:
         yield "SPECULATION CHANGED A TOKEN: `forerun certify` tells a tie from a bug"
+
+
+def _settings_tried(report: BenchReport) -> Iterator[str]:
+    """What an engine that looked for its best setting found of each."""
+    for engine in report.shown:
+        profile = report.measured.profiles.get(engine.worker) or {}
+        if engine.is_plain and (tried := profile.get("tried_tokens_per_s")):
+            said = "; ".join(f"{name}: {speed:.1f}" for name, speed in tried.items())
+            yield f"{engine.label}: settings tried before the runs, tokens/s: {said}"
 
 
 def _resting(report: BenchReport) -> Iterator[str]:
@@ -80,15 +85,15 @@ def _resting(report: BenchReport) -> Iterator[str]:
 
 def _category(report: BenchReport, category: str) -> Grid:
     found = [(engine, report.summaries.get((category, engine.name))) for engine in report.shown]
-    rows = [_row(report, engine, one) for engine, one in found if one is not None]
+    references = [name for name in REFERENCES if report.measured.of(name)]
+    rows = [_row(report, engine, one, references) for engine, one in found if one is not None]
     prompts = max((one.prompts for _, one in found if one is not None), default=0)
     return Grid(
         f"{category}: {prompts} prompts",
         (
             "engine",
             "tokens/s",
-            "x forerun plain",
-            "x PyTorch",
+            *(f"x {REFERENCES[name]}" for name in references),
             "first token, ms",
             "a token, ms",
             "tokens a call",
@@ -102,102 +107,50 @@ def _category(report: BenchReport, category: str) -> Grid:
     )
 
 
-def _row(report: BenchReport, engine: Engine, one: Summary) -> list[str]:
+def prompt_grids(report: BenchReport) -> list[Grid]:
+    """Each prompt by itself: what half of a category's prompts reach, what nine in ten do, and the worst one."""
+    reading = (
+        "median / lowest decile / lowest of the prompts, each by itself; the lowest decile of ten prompts or fewer is "
+        "the lowest"
+    )
+    ups = _by_prompt(report, lambda one: one.prompt_speed_ups.get(PLAIN), 2, without=PLAIN)
+    rates = _by_prompt(report, lambda one: one.prompt_tokens_per_s, 1)
+    found = [("times forerun plain, by prompt", ups), ("tokens/s, by prompt", rates)]
+    return [Grid(title, columns, rows, reading) for title, (columns, rows) in found if len(columns) > 2]
+
+
+def _by_prompt(
+    report: BenchReport, of: Callable[[Summary], Spread | None], digits: int, *, without: str = ""
+) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of a table by category and engine, engines without any figure left out."""
+    found = {key: of(one) for key, one in report.summaries.items()}
+    engines = [
+        engine
+        for engine in report.shown
+        if engine.name != without and any(found.get((category, engine.name)) for category in report.categories)
+    ]
+    rows = []
+    for category in report.categories:
+        prompts = max(one.prompts for (place, _), one in report.summaries.items() if place == category)
+        cells = [spread_cell(found.get((category, engine.name)), digits) for engine in engines]
+        rows.append([category, str(prompts), *cells])
+    return ["category", "prompts", *(report.label(engine) for engine in engines)], rows
+
+
+def _row(report: BenchReport, engine: Engine, one: Summary, references: Sequence[str]) -> list[str]:
     peak = report.measured.peak_bytes.get(engine.worker)
     together = "*" if report.shares_process(engine) else ""
     return [
-        engine.label,
+        report.label(engine),
         interval(one.tokens_per_s, 1),
-        *(interval(one.speed_ups.get(name), 2) for name in REFERENCES),
-        _pair(one.first_token_s),
-        _pair(one.token_s),
-        _number(one.tokens_per_target_call, 2),
+        *(interval(one.speed_ups.get(name), 2) for name in references),
+        pair(one.first_token_s),
+        pair(one.token_s),
+        number(one.tokens_per_target_call, 2),
         " ".join(f"{share:.2f}".removeprefix("0") for share in (one.acceptance or ())[:SHOWN_PLACES]),
         f"{peak / 1e6:.0f}{together}" if peak else "",
         str(one.lossless),
     ]
-
-
-def _predictions(report: BenchReport) -> Grid:
-    labels = {engine.name: engine.label for engine in report.engines}
-    rows = []
-    for (category, name), one in report.predictions.items():
-        plain = one.plain_target + one.plain_sampling + one.plain_host
-        parts = (one.draft, one.verify, one.sampling, one.host, plain)
-        rows.append(
-            [
-                category,
-                labels[name],
-                _number(one.mean_draft_length, 1),
-                _shares(report.summaries[category, name].rounds_by_draft),
-                _number(one.acceptance, 2),
-                f"{one.expected_tokens:.2f} / {one.tokens:.2f}",
-                f"{one.predicted:.2f}",
-                f"{one.with_observed_tokens:.2f}",
-                interval(one.observed, 2),
-                *(f"{part * 1e3:.2f}" for part in parts),
-            ]
-        )
-    return Grid(
-        "speed-up: predicted by Leviathan's formula from the measured T(M), and observed",
-        (
-            "category",
-            "engine",
-            "K",
-            "rounds by draft",
-            "a",
-            "tokens a round, formula / seen",
-            "predicted",
-            "with tokens seen",
-            "observed",
-            "draft ms",
-            "verify ms",
-            "sampling ms",
-            "host ms",
-            "plain token ms",
-        ),
-        rows,
-        "ms of a round; the formula knows draft and verify only, and proposals kept independently with probability a",
-    )
-
-
-def _sweep(report: BenchReport) -> Grid:
-    rows = [
-        [
-            point.category,
-            point.draft,
-            str(point.draft_length),
-            f"{point.found.tokens:.2f}",
-            f"{point.found.predicted:.2f}",
-            interval(point.found.observed, 2),
-        ]
-        for point in report.sweep
-    ]
-    columns = ("category", "draft", "K", "tokens a round", "predicted", "observed")
-    return Grid("speed-up at a fixed K", columns, rows)
-
-
-def interval(estimate: Estimate | None, digits: int) -> str:
-    """The figure, and its interval in brackets."""
-    if estimate is None:
-        return ""
-    value = f"{estimate.value:.{digits}f}"
-    if estimate.low is None:
-        return value
-    return f"{value} [{estimate.low:.{digits}f}-{estimate.high:.{digits}f}]"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
-
-
-def _shares(shares: Mapping[str, float] | None) -> str:
-    return ", ".join(f"{name} {share:.0%}" for name, share in (shares or {}).items())
-
-
-def _pair(seconds: tuple[float | None, float | None]) -> str:
-    median, high = seconds
-    return "" if median is None or high is None else f"{median * 1e3:.0f} / {high * 1e3:.0f}"
 
 
 def as_text(report: BenchReport) -> str:
@@ -218,11 +171,3 @@ def as_text(report: BenchReport) -> str:
         for line in remarks(report):
             console.print(escape(line))
     return captured.get().rstrip()
-
-
-def as_html(grid: Grid) -> str:
-    """One table element."""
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in grid.columns)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>\n" for row in grid.rows)
-    caption = f"<caption><b>{html.escape(grid.title)}</b> {html.escape(grid.reading)}</caption>"
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"

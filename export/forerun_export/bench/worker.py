@@ -21,7 +21,7 @@ from typing import IO, Any
 from forerun.errors import ForerunError
 from forerun_export.bench.memory import peak_bytes, reset_peak
 from forerun_export.bench.runs import Task
-from forerun_export.bench.systems import System, open_system
+from forerun_export.bench.systems import System, how_to_install, open_system
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def _or_error(step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     except ForerunError as error:
         return {"error": str(error)}
     except ModuleNotFoundError as error:
-        return {"error": f"needs the package {error.name}; install it with: pip install 'forerun[bench]'"}
+        return {"error": f"needs the package {error.name}; {how_to_install(error.name or '')}"}
     except Exception as error:  # another library's: whatever it is, the other engines go on
         reason = " ".join(str(error).split())[:300]
         return {"error": f"{type(error).__name__}: {reason}; leave it out, or mend that"}
