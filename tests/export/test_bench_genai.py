@@ -17,7 +17,7 @@ from forerun.directory import EngineDirectory
 from forerun.errors import ExportError
 from forerun_export.bench import Choice, Settings, bench
 from forerun_export.bench.engines import PLAIN, line_up
-from forerun_export.bench.genai_build import model_folder
+from forerun_export.bench.genai_build import builder_options, model_folder
 from forerun_export.bench.processes import Worker, WorkerSpec
 from forerun_export.bench.prompts import BenchPrompt
 from forerun_export.bench.runs import Task
@@ -176,7 +176,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> TablePair:
 def test_without_the_package_the_benchmark_runs_and_says_what_to_install(
     pair: TablePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("forerun_export.bench.engines.is_installed", lambda module: False)
     choice = Choice(baselines=(GENAI,))
     found = bench(pair.path, [BenchPrompt("a", "w1")], settings=Settings(max_new_tokens=4), choice=choice)
     reasons = {engine.name: reason for engine, reason in found.failed.items()}
@@ -196,7 +196,7 @@ def test_a_broken_package_is_named_by_the_worker(monkeypatch: pytest.MonkeyPatch
 def test_it_runs_in_forerun_s_precision_with_its_n_grams_beside(
     pair: TablePair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr("forerun_export.bench.engines.is_installed", lambda module: True)
     choice = Choice(baselines=(GENAI,), checkpoint=str(tiny_llama(tmp_path / "llama")))
     line = line_up(EngineDirectory.open(pair.path), choice, threads=3, available_bytes=None)
     plain, ngram = line.engines[:2]
@@ -253,9 +253,11 @@ def test_the_model_is_built_once_from_a_checkpoint_in_float32_by_its_own_builder
     assert model_folder(str(checkpoint), "int4") == folder
     assert (folder / "told.json").stat().st_mtime_ns == before
     assert sorted(path.name for path in builder.iterdir()) == ["genai-builder-packages", folder.name]
-    assert (
-        "--extra_options" not in json.loads((model_folder(str(checkpoint), "fp32") / "told.json").read_text())["given"]
-    )
+
+
+def test_the_accuracy_level_is_that_of_quantized_weights() -> None:
+    assert builder_options("fp32") == ["-p", "fp32", "-e", "cpu"]
+    assert builder_options("int8")[-2:] == builder_options("int4")[-2:] == ["--extra_options", "accuracy_level=4"]
 
 
 def test_a_builder_that_fails_is_one_line_and_leaves_nothing(builder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What is compared: forerun with each of its drafts, and what else people would run the same checkpoint with."""
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +8,7 @@ from forerun.directory import EngineDirectory
 from forerun.errors import ExportError, RequestError
 from forerun.manifest import Manifest, ModelRecord
 from forerun_export.bench.processes import WorkerSpec
-from forerun_export.bench.systems import how_to_install
+from forerun_export.bench.systems import how_to_install, is_installed
 from forerun_export.sources import resolve
 
 PLAIN = "forerun-plain"
@@ -204,7 +203,7 @@ class _Baselines:
             return self._assistant()
         if name != "onnxruntime-genai":
             return {}, 0.0
-        if importlib.util.find_spec("onnxruntime_genai") is None:
+        if not is_installed("onnxruntime_genai"):
             raise ExportError(f"needs the package onnxruntime-genai; {how_to_install('onnxruntime_genai')}")
         precision = self._manifest.target.precision
         if precision not in GENAI_PRECISIONS:

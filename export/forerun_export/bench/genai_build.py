@@ -42,12 +42,17 @@ def build(checkpoint: str, precision: str, folder: Path) -> None:
         source, made = temporary / "checkpoint", temporary / "model"
         source.mkdir()
         write_checkpoint(resolve(checkpoint), source)
-        options = [] if precision == "fp32" else ["--extra_options", f"accuracy_level={GENAI_ACCURACY_LEVEL}"]
-        command = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
-        command += ["-i", str(source), "-o", str(made), "-p", precision, "-e", "cpu", "-c", str(temporary / "cache")]
+        command = [sys.executable, "-m", "onnxruntime_genai.models.builder", *builder_options(precision)]
+        command += ["-i", str(source), "-o", str(made), "-c", str(temporary / "cache")]
         path = os.pathsep.join([str(newer), *filter(None, [os.environ.get("PYTHONPATH")])])
-        _run([*command, *options], environment={"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"})
+        _run(command, environment={"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"})
         made.replace(folder)
+
+
+def builder_options(precision: str) -> list[str]:
+    """What the builder is asked for: everything else is as it would have it."""
+    level = [] if precision == "fp32" else ["--extra_options", f"accuracy_level={GENAI_ACCURACY_LEVEL}"]
+    return ["-p", precision, "-e", "cpu", *level]
 
 
 def write_checkpoint(source: Source, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """What a worker process runs: forerun, or another library. Each decodes one task and stamps its rounds."""
 
+import importlib.util
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +36,11 @@ def open_system(kind: str, arguments: Mapping[str, Any]) -> System:
     from forerun_export.bench.optimum_system import OptimumSystem
 
     return OptimumSystem(**arguments)
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module of another library can be imported; it is not."""
+    return importlib.util.find_spec(module) is not None
 
 
 def how_to_install(module: str) -> str:
