@@ -112,6 +112,7 @@ def test_a_long_prompt_is_all_prompts_from_another_one_on_each_time() -> None:
 def test_a_long_prompt_that_does_not_fit_is_left_out_and_said(pair: TablePair) -> None:
     found = benched(pair, Choice(baselines=()), prefill_tokens=64)
     assert found.measured.readings == []
+    assert PLAIN not in found.measured.failed
     assert found.to_json()["prefill"] == []
     assert "no prompt of 64 tokens was read: the context is 64" in found.notes
     assert not any("reading" in grid.title for grid in grids(found))

@@ -96,6 +96,24 @@ def test_engines_take_turns_and_each_begins_once_in_a_while(pair: TablePair, mon
     assert len({turn[0] for turn in turns}) > 1
 
 
+def test_plain_engines_alone_read_long_prompts_another_one_each_time(
+    pair: TablePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, tuple[int, ...]]] = []
+    decode = Worker.decode
+
+    def watched(self: Worker, task: Task) -> Output:
+        if task.max_new_tokens == 1:
+            asked.append((self.spec.name, tuple(task.tokens)))
+        return decode(self, task)
+
+    monkeypatch.setattr(Worker, "decode", watched)
+    found = benched(pair, Choice(baselines=()), prefill_tokens=20)
+    assert {name for name, _ in asked} == {PLAIN}
+    assert {len(tokens) for _, tokens in asked} == {20}
+    assert len({tokens for _, tokens in asked}) == len(asked) == len(found.measured.readings) == 3
+
+
 def sized(*sizes: int) -> list[WorkerSpec]:
     return [WorkerSpec(str(number), "forerun", {}, size) for number, size in enumerate(sizes)]
 
