@@ -110,7 +110,8 @@ def _answered(work: Path) -> Iterator[str]:
         ) from error
     lines = (work / _ANSWERS).read_bytes().split(b"\n")[:-1]  # the last may still be written by a training that runs
     try:
-        for entry in map(json.loads, lines):
+        latest = {entry["number"]: entry for entry in map(json.loads, lines)}
+        for entry in latest.values():
             yield str(tokenizer.decode([*entry["prompt"], *entry["answer"]], skip_special_tokens=True))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ExportError(

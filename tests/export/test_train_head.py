@@ -178,6 +178,19 @@ def test_other_prompts_get_answers_of_their_own(options: Options, tmp_path: Path
     with Decoder(changed.work / "engine", load_draft=False) as decoder:
         assert [last[number] for number in range(11)] == [prompt.tokens(decoder.tokenizer) for prompt in prompts]
     assert result.data.answers == 11 - 2
+    (overlap,) = result.data.overlaps  # as it is learnt no more
+    assert overlap.startswith("held-out.jsonl: 0.00% of the 1 n-grams of 8 words stand in the training texts (")
+    assert f"* {overlap}\n" in (changed.out / "README.md").read_text()
+
+
+def test_what_of_the_held_out_prompts_is_learnt_is_told(options: Options, tmp_path: Path) -> None:
+    held_out = tmp_path / "held-out.jsonl"
+    prompts = ["A sentence to learn from. A sentence to learn", "None of this stands in any text that is read"]
+    held_out.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
+    apart = replace(options, held_out=[str(held_out)], out=tmp_path / "head", work=tmp_path / "work", epochs=1)
+    (told,) = train_head(apart, report=silent, watch=_nothing).data.overlaps
+    assert told.startswith("held-out.jsonl: 40.00% of the 5 n-grams of 8 words")
+    assert told.endswith("the prompt with most, number 1, 100.0%")
 
 
 @pytest.mark.parametrize("change", [{"seed": 7}, {"max_new_tokens": 9}, {"answer_precision": "int8"}, {"target": ""}])

@@ -12,7 +12,8 @@ class Data:
 
     `sources` names the prompts of the answers, `passages` is told of plain text, if any was read; `learnt_tokens` are
     those of all `texts`: answers, their prompts, passages.
-    `coverage` is the share of held-out answers' tokens that the head can propose.
+    `coverage` is the share of held-out answers' tokens that the head can propose; `overlaps` tell of each held-out file
+    how much of it stands in what is learnt.
     """
 
     answers: int
@@ -23,6 +24,7 @@ class Data:
     sources: str
     head_tokens: int
     coverage: float
+    overlaps: tuple[str, ...] = ()
 
 
 def card(record: HeadRecord, data: Data, drafts: Mapping[str, Mapping[str, HeadFigures]], *, target: str) -> str:
@@ -56,8 +58,13 @@ Greedy: how often the drafted token is the target's. T = 1: sum min(p, q), the p
 drafted token (first, second, ..), where all before it were right. Tokens a call: what a call of the target gives
 greedily with 1, 2, .. tokens drafted.
 
-{_table(drafts)}
+{_overlaps(data)}{_table(drafts)}
 """
+
+
+def _overlaps(data: Data) -> str:
+    lines = "".join(f"* {one}\n" for one in data.overlaps)
+    return f"How much of these prompts is learnt, by n-grams:\n\n{lines}\n" if lines else ""
 
 
 def _table(drafts: Mapping[str, Mapping[str, HeadFigures]]) -> str:

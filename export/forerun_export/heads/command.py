@@ -34,6 +34,8 @@ def run(target: str, *, work: Path | None, as_json: bool, **given: Any) -> None:
         click.echo(json.dumps(to_json(result)))
     else:
         click.echo(f"{result.path}: trained, best after step {result.trained.best.step:,}\n{table(result.drafts)}")
+        for one in result.data.overlaps:
+            click.echo(f"held out: {one}")
 
 
 def command_line(target: str, given: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from forerun.decoder import Decoder
 from forerun.errors import ExportError
+from forerun.tokenizer import Tokenizer
 from forerun_export.bench.prompts import BenchPrompt, read_prompts
 from forerun_export.build import export
 from forerun_export.head_files import TrainedHead
@@ -36,6 +37,7 @@ from forerun_export.heads.teacher import Teacher
 from forerun_export.heads.training import Schedule, Trained, Trainer, Watch
 from forerun_export.heads.vocabulary import candidates, coverage, expected_counts
 from forerun_export.heads.work_folder import claim
+from forerun_export.overlap import of_prompts
 from forerun_export.progress import Report
 from forerun_export.recipe import read_recipe
 from forerun_export.sources import Source, resolve
@@ -135,6 +137,7 @@ def _train_head(options: Options, report: Report, watch: Watch) -> Result:
         sources=_described(options),
         head_tokens=len(tokens),
         coverage=coverage((one.tokens[one.begins :].tolist() for one in held_out), tokens.tolist()),
+        overlaps=texts.overlaps,
     )
     with disk_errors(options.out):
         _write(options, source, start, texts, teacher, tokens, trained, data, drafts)
@@ -161,6 +164,7 @@ class _Texts:
     held_out: Sequence[Answer]
     end_tokens: frozenset[int]
     vocabulary_sha256: str
+    overlaps: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -217,12 +221,14 @@ def _texts(options: Options, questions: _Questions, start: TrainedHead | None, r
         def answers(these: Sequence[BenchPrompt], name: str) -> list[Answer]:
             return answer(decoder, these, work / name, max_new_tokens=options.max_new_tokens, seed=seed, report=report)
 
+        learnt = answers(prompts, "answers.jsonl")
         return _Texts(
-            answers(prompts, "answers.jsonl"),
+            learnt,
             plain,
             answers(questions.held_out, "held-out.jsonl"),
             decoder.tokenizer.end_tokens,
             vocabulary,
+            _overlaps(options.held_out, [*learnt, *plain], decoder.tokenizer),
         )
 
 
@@ -230,6 +236,12 @@ def _named(prompt: BenchPrompt) -> BenchPrompt:
     """Its kind in the report: those that are about code keep their category, all others are chat."""
     is_code = prompt.category == CODE or prompt.category.startswith(f"{CODE} ")
     return prompt if is_code else replace(prompt, category=CHAT)
+
+
+def _overlaps(names: Sequence[str], learnt: Sequence[Answer], tokenizer: Tokenizer) -> tuple[str, ...]:
+    """A sentence for each held-out file: how much of it stands in the answers that are learnt and their prompts."""
+    texts = [tokenizer.decode([*one.prompt, *one.answer]) for one in learnt] if names else []
+    return tuple(f"{Path(name).name}: {of_prompts(read_prompts([name]), texts)}" for name in names)
 
 
 def _origin(options: Options, source: Source) -> Mapping[str, str | int]:
