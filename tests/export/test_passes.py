@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,12 @@ from forerun_export.passes import (
     decoder_inputs,
     drop_layers,
     fuse_projections,
+    heads_together,
     logit_rows,
     rotary_tables,
     tied_head,
 )
-from forerun_export.passes.graph_tools import drop_unused
+from forerun_export.passes.graph_tools import Outcome, drop_unused
 from forerun_export.sources import Source, resolve
 from helpers.checkpoints import VOCABULARY_SIZE, tiny_llama, tiny_qwen2
 from helpers.graphs import kinds, save, with_weight
@@ -160,6 +162,60 @@ def test_the_score_product_never_copies_the_keys(decoder: Decoder, tmp_path: Pat
     transposed = {name for node in nodes if node.op_type == "Transpose" for name in node.input}
     assert not {f"k_cache_out.{layer}" for layer in range(3)} & transposed
     assert sum(node.op_type == "FusedMatMul" for node in nodes) == 3
+
+
+@pytest.fixture
+def apart(model: ir.Model) -> ir.Model:
+    """A graph whose q and k still turn apart."""
+    fuse_projections.apply(model)
+    cached_attention.apply(model)
+    return model
+
+
+def test_q_and_k_turn_together(apart: ir.Model) -> None:
+    before = counts(apart)
+    assert heads_together.apply(apart).modified
+    saved = before - counts(apart)
+    assert saved == {"RotaryEmbedding": 3, "Reshape": 3 * 2, "Transpose": 3 * 2}
+    assert counts(apart) - before == {"Split": 3}
+
+
+@pytest.mark.parametrize("checkpoint", [tiny_llama, tiny_qwen2, partial(tiny_llama, kv_heads=1)])
+def test_turning_together_changes_no_bit(
+    checkpoint: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = resolve(str(checkpoint(tmp_path / "checkpoint")))
+    together = build_decoder(source, context=CONTEXT)
+    monkeypatch.setattr(heads_together, "apply", lambda model: Outcome(False, "not wanted"))
+    apart = build_decoder(source, context=CONTEXT)
+    assert kinds(together).count("RotaryEmbedding") == kinds(apart).count("RotaryEmbedding") // 2
+    tokens = np.random.default_rng(3).integers(0, VOCABULARY_SIZE, (2, 7))
+    found = []
+    for name, decoder in (("together", together), ("apart", apart)):
+        runner = GraphRunner(save(decoder, tmp_path / name))
+        caches = runner.new_caches(2, 32)
+        logits = [runner.run(caches, tokens, [0, 0]), runner.run(caches, tokens[:, :1], [7, 5])]
+        found.append([*logits, *(caches.numpy(f"{kind}_cache.{layer}").copy() for kind in "kv" for layer in range(3))])
+    for one, other in zip(*found, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_heads_that_share_no_kv_head_are_left_as_they_are(tmp_path: Path) -> None:
+    decoder = build_decoder(resolve(str(tiny_llama(tmp_path / "checkpoint", kv_heads=6))), context=CONTEXT)
+    assert kinds(decoder).count("RotaryEmbedding") == 2 * 3
+    outcome = heads_together.apply(decoder.model.clone())
+    assert not outcome.modified
+    assert outcome.reason.startswith("none of 3 splits in three")
+
+
+@pytest.mark.parametrize("name", ["interleaved", "rotary_embedding_dim", "tables"])
+def test_q_and_k_that_turn_differently_are_left_as_they_are(apart: ir.Model, name: str) -> None:
+    for node in [node for node in apart.graph if node.op_type == "RotaryEmbedding"][1::2]:
+        if name == "tables":
+            node.replace_input_with(1, node.inputs[2])
+        else:
+            node.attributes.add(ir.AttrInt64(name, 8 if name == "rotary_embedding_dim" else 1))
+    assert not heads_together.apply(apart).modified
 
 
 def test_a_graph_without_attention_says_so(decoder: Decoder) -> None:

@@ -19,6 +19,7 @@ from forerun_export.passes import (
     flat_rows,
     fuse_projections,
     grown_attention,
+    heads_together,
     logit_rows,
     norm_operator,
     position_tables,
@@ -141,6 +142,7 @@ def built_passes(context: int) -> list[Pass]:
     return [
         (fuse_projections.apply, "fuse_projections", False),
         (cached_attention.apply, "cached_attention", True),
+        (heads_together.apply, "heads_together", False),
         (logit_rows.apply, "logit_rows", True),
         (tied_head.apply, "tied_head", False),
         (functools.partial(rotary_tables.apply, context=context), "rotary_tables", False),
