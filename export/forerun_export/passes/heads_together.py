@@ -4,7 +4,8 @@
     after    laid out by heads [B,heads,S,D];  RotaryEmbedding of q and k;  Split -> q, k, v
 
 Rotary positions treat each head by itself, so every bit stays. A node costs some microseconds whatever it does, and
-with one new token a layer's attention is mostly such nodes: of its thirty, four go (a twentieth of a step of SmolLM2 in int4).
+with one new token a layer's attention is mostly such nodes: of its thirty, four go
+(a twentieth of a step of SmolLM2 in int4).
 
 It fires on what `fuse_projections` and `static_attention` leave of a layer whose q and k have the same positions and
 whose query heads share KV heads; a layer of any other kind is left as it is.
